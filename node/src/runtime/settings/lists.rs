@@ -148,14 +148,20 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Sets a key of a table, and preserves the comment after the old value.
+/// Sets a key of a table, and preserves the comments before and after the old value.
 pub(super) fn put(table: &mut dyn TableLike, key: &str, value: &Value) -> Result<(), String> {
     let mut value: toml_edit::Value =
         value.to_string().parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
-    if let Some(old) = table.get(key).and_then(Item::as_value) {
-        *value.decor_mut() = old.decor().clone();
+    // `insert` would discard the comment before the key.
+    match table.get_mut(key) {
+        Some(item) => {
+            if let Some(old) = item.as_value() {
+                *value.decor_mut() = old.decor().clone();
+            }
+            *item = Item::Value(value);
+        }
+        None => _ = table.insert(key, Item::Value(value)),
     }
-    table.insert(key, Item::Value(value));
     Ok(())
 }
 

@@ -542,6 +542,28 @@ mod tests {
     }
 
     #[test]
+    fn a_rewrite_of_the_printed_file_keeps_its_comments() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.toml");
+        let text = Config::default().print(crate::config::Extent::All);
+        std::fs::write(&path, &text).unwrap();
+        let settings = Settings::new(Config::load(&path).unwrap());
+        change(&settings, &[("maxclients", "77"), ("timeout", "90")]).unwrap();
+        settings.rewrite(|_| ()).unwrap();
+        let written = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(Config::load(&path).unwrap(), **settings.now());
+        let expected = text
+            .replace("server.max_clients = 10000", "server.max_clients = 77")
+            .replace("server.idle_timeout = \"0\"", "server.idle_timeout = \"90s\"");
+        let sorted = |text: &str| {
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            lines.sort();
+            lines
+        };
+        assert_eq!(sorted(&written), sorted(&expected));
+    }
+
+    #[test]
     fn a_rewrite_after_a_rename_changes_the_name_where_it_stands() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.toml");
