@@ -5,7 +5,7 @@ use dataset::recovery::catalogue_of;
 use node::config::{Config, Extent};
 use std::path::PathBuf;
 
-/// Prints the configuration file: the settings that every operator sets, or with --all all of them.
+/// Prints the configuration file: what every operator sets, or with --all everything.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:

@@ -110,7 +110,7 @@ impl Options {
             return Err(Error::BadOption("keep_tables must be 0 or at least 2"));
         }
         if self.max_aside == 0 {
-            return Err(Error::BadOption("max_aside must be at least 1"));
+            return Err(Error::BadOption("max_outliers must be at least 1"));
         }
         Ok(())
     }

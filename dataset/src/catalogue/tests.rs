@@ -126,7 +126,7 @@ fn changes_are_whole_and_refused_with_a_reason() {
         )
     );
     assert_eq!(now.set("nope", &[]), Err(EditError::NoSuch("space", "nope".to_owned())));
-    now.set("post", &pairs(&[("memory_limit_bytes", "2gb"), ("spill", "yes")])).unwrap();
+    now.set("post", &pairs(&[("memory_limit", "2gb"), ("spill", "yes")])).unwrap();
     assert_eq!(now.counter[0].made.memory_limit_bytes, 2 << 30);
     now.set("liked", &pairs(&[("max_tables", "7")])).unwrap();
     assert_eq!(now.existence[0].made.max_tables, 7);

@@ -642,7 +642,7 @@ fn replica_reads_cold_files_spills_and_can_be_promoted() {
     verify(&replica, &truth, gone);
     // The replica receives more than its memory holds, including changes of rows that are cold
     // there.
-    let limits = "memory_limit_bytes 1mb rows_per_table 10000 spill yes";
+    let limits = "memory_limit 1mb rows_per_table 10000 spill yes";
     let _: String = call(&mut connection, &format!("TM.SPACE ALTER post SET {limits}")).unwrap();
     let mut more = Truth::new();
     fill(&mut connection, 150_000, &mut more);

@@ -79,7 +79,7 @@ fn refusal(lost: &ChangeReadError, at: &str, first: Option<Id>) -> Refusal {
         ChangeReadError::Trimmed => {
             let first = first.map_or("none".to_owned(), |id| id.to_string());
             refuse!(
-                "TRIMMED the log no longer has {at} (first entry: {first}): read all data again \
+                "TRIMMED the log no longer has {at} and begins at {first} now: read all data again \
                  and follow from there (docs/changes.md)"
             )
         }
