@@ -643,7 +643,7 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     verify(&replica, &truth, gone);
     // The replica receives more than its memory holds, including changes of rows that are cold
     // there.
-    let limits = "memory_limit_bytes 1mb rows_per_table 10000 spill yes";
+    let limits = "memory_limit 1mb rows_per_table 10000 spill yes";
     let _: String = call(&mut connection, &format!("TM.SPACE ALTER post SET {limits}")).unwrap();
     let mut more = Truth::new();
     fill(&mut connection, 150_000, &mut more);

@@ -44,7 +44,7 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     let rows = info(&mut connection, "cold_rows");
     assert!(rows > 10_000 && info(&mut connection, "spill_failures") > 0, "{rows}");
     let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
-    assert!(text.contains("spill_last_status:err") && text.contains("max_bytes"), "{text}");
+    assert!(text.contains("spill_last_status:err") && text.contains("max_disk"), "{text}");
     // A failed spill leaves no file.
     let files = || {
         let names =
@@ -85,7 +85,7 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     // A merge has no room either.
     let _: Value = call(&mut connection, "CONFIG SET spill.max_disk 1").unwrap();
     let told = call::<u64>(&mut connection, "TM.SPILL post 1").unwrap_err().to_string();
-    assert!(told.contains("no room") && told.contains("max_bytes"), "{told}");
+    assert!(told.contains("no room") && told.contains("max_disk"), "{told}");
     verify(&server, &truth, &[]);
     let _: Value = call(&mut connection, "CONFIG SET spill.max_disk 0").unwrap();
     tidemark_tests::eventually("it spills without an error", || {
