@@ -146,7 +146,7 @@ macro_rules! unit {
     ($(#[doc = $about:literal] $module:ident $unit:ident,)*) => { $(
         #[doc = $about]
         pub mod $module {
-            use super::{Reader, Unit};
+            use $crate::options::units::{Reader, Unit};
             use serde::de::{Deserializer, Error};
             use serde::ser::Serializer;
 
@@ -181,7 +181,7 @@ unit! {
 
 /// A time in microseconds; -1 is "off".
 pub mod micros {
-    use super::{Reader, Unit};
+    use crate::options::units::{Reader, Unit};
     use serde::de::{Deserializer, Error, Visitor};
     use serde::ser::Serializer;
 

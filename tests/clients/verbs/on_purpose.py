@@ -52,7 +52,7 @@ purpose("entries have numbers and times, as in Redis 7.2", "acl log.*", "entry-i
 purpose("an error does not repeat a password", "acl setuser u <missing", "'<'")
 purpose("settings are told by their own names", "config get TIMEOUT")
 purpose("there is one database", "config get databases")
-purpose("which values a setting takes is said in our words", "config set .*", "invalid value|must be at least")
+purpose("which values a setting takes is said in our words", "config set .*", "invalid value|must be at least|must be a time")
 purpose("ports do not change while the server runs", "config set port .*", "immutable")
 purpose("the commands of RedisBloom are built in", "module list|hello( .*)?", "bf")
 purpose("this is a cluster of one shard for clients of clusters, and standalone for all others", "(cluster|readonly|readwrite|asking)( .*)?")

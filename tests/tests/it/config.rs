@@ -63,10 +63,13 @@ fn no_keepalive_locks_clients_out() {
         assert_eq!(server.raw().ask(&["PING"]), "+PONG", "{value}");
     }
     // An unrepresentable time would panic the stopping worker.
-    for name in ["server.shutdown_grace", "timeout", "server.shutdown_timeout"] {
-        let error = config(&server, &["SET", name, "9223372036854775807"]).unwrap_err();
+    let names =
+        [("server.shutdown_grace", "ms"), ("timeout", ""), ("server.shutdown_timeout", "s")];
+    for (name, unit) in names {
+        let too_long = format!("9223372036854775807{unit}");
+        let error = config(&server, &["SET", name, &too_long]).unwrap_err();
         assert!(error.to_string().contains("must be 0 to 2147483647"), "{name}: {error}");
-        set(&server, &[name, "2147483647"]);
+        set(&server, &[name, &format!("2147483647{unit}")]);
     }
     assert_eq!(server.raw().ask(&["PING"]), "+PONG");
     server.stop();

@@ -306,6 +306,7 @@ fn known_settings() -> BTreeSet<String> {
     for line in page(file).lines().map(|line| line.trim_start_matches('#')) {
         match line.split_once(" = ") {
             _ if line.starts_with('[') => table = line.trim_matches(['[', ']']).to_owned(),
+            Some((key, _)) if key.contains('.') => _ = known.insert(key.to_owned()),
             Some((key, _)) => _ = known.insert(format!("{table}.{key}")),
             None => {}
         }
