@@ -275,7 +275,7 @@ impl Plan {
         (self.table_bytes() + self.ledger_memory()) * MARGIN + PROCESS_BYTES
     }
 
-    // Long: prints the output table row by row.
+    // Long: one call of `add` for each row of the output table.
     fn text(&self, args: &SizeArgs) -> String {
         let mut rows = vec![["what", "value", "formula"].map(str::to_owned).to_vec()];
         let mut add = |what: &str, value: String, formula: String| {

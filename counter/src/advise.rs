@@ -1,10 +1,10 @@
 //! Width advice: the field widths that take the fewest bytes for the current values.
 //!
-//! Each additional bit of width costs one bit per row. Each bit less moves more values to the aux
-//! dictionary, at [`AUX_ENTRY_BITS`] each. A bucket holds a whole number of rows. Only the sum of
-//! all widths therefore matters, and only if it changes the number of rows per bucket. The search
-//! finds the best widths for *every* sum (a knapsack by dynamic programming) and then picks the sum
-//! with the fewest bytes.
+//! Each additional bit of width costs one bit per row. Each bit saved moves more values to the aux
+//! dictionary, where a value takes [`AUX_ENTRY_BITS`]. A bucket holds a whole number of rows. Only
+//! the sum of all widths therefore matters, and only if it changes the number of rows per bucket.
+//! The search finds the best widths for *every* sum (a knapsack by dynamic programming) and then
+//! picks the sum with the fewest bytes.
 
 use crate::schema::{MAX_ROW_BITS, Schema};
 use crate::sizing;
@@ -21,7 +21,7 @@ const WIDE_VALUE_BITS: f64 = 320.0;
 /// Approximate number of sampled rows.
 const SAMPLE_ROWS: u64 = 1 << 20;
 
-/// Recommendation for one field.
+/// Recommendation for a field.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FieldAdvice {
     /// Name of the field.

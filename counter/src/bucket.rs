@@ -8,7 +8,7 @@
 //!                         bits found the bucket full and moved on to its next probe
 //! ```
 //!
-//! **Overflow marks.** When a table rolls, nearly half of its buckets have been full when a row
+//! **Overflow marks.** When a table is closed, nearly half of its buckets have been full when a row
 //! arrived. A single mark per bucket would send nearly half of all misses to the next probe;
 //! sixteen marks send one in ten (docs/performance/journal.md).
 //!

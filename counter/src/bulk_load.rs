@@ -303,8 +303,8 @@ mod tests {
     use super::*;
     use crate::{Options, Schema};
 
-    /// The range between two loaded ones was spilled after the snapshot, and replay writes to its
-    /// rows.
+    /// Replay can write to ids between two loaded ranges, if these ids were spilled after the
+    /// snapshot.
     #[test]
     fn ids_between_loaded_ranges_have_a_place() {
         let schema = Schema::parse("a:12").unwrap();

@@ -2,7 +2,7 @@
 
 use crate::Error;
 
-/// Change of one field.
+/// Change of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Position of the field.

@@ -245,15 +245,15 @@ impl Layout {
         remainder | (probe + 1).wrapping_shl(self.remainder_bits)
     }
 
-    /// Returns the fill at which a table of this layout rolls. At this fill, less a safety margin
-    /// of 1 %, one row in a thousand exceeds its last probe (simulated, see
+    /// Returns the fill at which a table of this layout is closed. At this fill, less a safety
+    /// margin of 1 %, one row in a thousand exceeds its last probe (simulated, see
     /// docs/performance/journal.md). Buckets with more slots reach a higher fill.
     pub(crate) fn roll_fill(&self) -> f64 {
         roll_fill(self.slots)
     }
 
-    /// Returns bytes and rows per bucket of a table that is about to roll, for slots whose fields
-    /// and remainder take `bits` bits.
+    /// Returns bytes and rows per bucket of a table that is about to be closed, for slots whose
+    /// fields and remainder take `bits` bits.
     pub(crate) fn bytes_and_rows(bits: u32) -> (f64, f64) {
         let (words, slots) = Layout::shape(bits + STATE_BITS);
         (words as f64 * 8.0, slots as f64 * roll_fill(slots))

@@ -11,7 +11,7 @@ use arc_swap::Guard;
 use rolling::{Tables, Unreadable, UnreadableIds};
 use std::sync::Arc;
 
-/// View for one batch of reads; see [`Space::read`].
+/// View for a batch of reads; see [`Space::read`].
 pub struct Read<'a> {
     pub(crate) space: &'a Space,
     pub(crate) shape: Guard<Arc<Shape>>,

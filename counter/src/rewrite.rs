@@ -44,7 +44,7 @@ const PREFETCH_ROWS: usize = 16;
 const CROWDED_EXTENSION_PART: u64 = 200;
 /// Minimum of extend rows of a crowded table, since a small table has a few by chance.
 const MIN_CROWDED_EXTENSION_ROWS: u64 = 16;
-/// A table is crowded at this fill, regardless of its extend dictionary.
+/// Fill at which a table is crowded even if its extend dictionary is small.
 const CROWDED_FILL: f64 = 0.965;
 /// Growth factor of a crowded table. Bytes per row exceed those of a full table by about this
 /// factor during growth.
@@ -62,15 +62,16 @@ const OVERSIZED_SHARE_SMALL: f64 = 0.4;
 const _: () = assert!(
     OVERSIZED_SHARE * GROWTH_FACTOR < 1.0 && OVERSIZED_SHARE_SMALL * SMALL_GROWTH_FACTOR < 1.0
 );
-/// [`OVERSIZED_SHARE`] for an idle table, which should be as full as a table that rolls. A few new
-/// rows make such a table crowded, but it is rewritten at most twice while its rows grow by a
-/// twentieth.
+/// [`OVERSIZED_SHARE`] for an idle table, which should be as full as a table that was closed
+/// because it was full. A few new rows make such a table crowded, but it is rewritten at most twice
+/// while its rows grow by a twentieth.
 const OVERSIZED_SHARE_IDLE: f64 = 0.99;
 /// Divisor of the main segment's bytes: a mostly empty extend dictionary above this size counts as
 /// loose. A smaller dictionary would soon be needed again.
 const OVERSIZED_EXTENSION_PART: u64 = 16;
 /// A table is worn when this share of misses continues past buckets that have a free slot. Without
-/// deletions the share is zero. When a table rolls, one miss in nine continues, past full buckets.
+/// deletions the share is zero. When a full table is closed, one miss in nine continues, past full
+/// buckets.
 const STALE_MARK_SHARE: f64 = 0.15;
 /// Spilled tables of at most this many slots are not shrunk.
 const MIN_SHRUNK_SLOTS: u64 = 4096;
@@ -118,7 +119,7 @@ impl Space {
         self.rewrite_step(STEP_ROWS) || drained || advanced || retired || freed
     }
 
-    /// Frees replaced tables without readers. Returns whether there were any.
+    /// Frees replaced tables without readers. Returns whether it freed a table.
     fn free_retired(&self) -> bool {
         let mut retired = self.retired.lock();
         // With a count of one, no other thread can obtain a reference.
@@ -205,8 +206,9 @@ impl Space {
 
     /// Starts the most useful rewrite, if any.
     fn begin_rewrite(&self) -> Result<Option<Rewrite>, Error> {
-        // Excludes rolls. A roll would close the newest table by the span of the replaced one; ids
-        // between the two spans would have no table and their writers would loop.
+        // Excludes rollovers. A rollover would close the newest table at the end of the replaced
+        // table's span. Ids between the two spans would have no table, and their writers would
+        // loop.
         let _rolling = self.rolling.lock();
         let tables = self.ring.load();
         let whole = || tables.entries().iter().filter(|entry| entry.drains().is_none());
@@ -545,8 +547,9 @@ impl Space {
         crowded && !self.rolls(entry)
     }
 
-    /// Whether a table is open and fills in order, so that it rolls. A table that contains the last
-    /// id of its range cannot roll.
+    /// Whether a table is open and receives ids in order. When such a table is full, the space
+    /// closes it and opens the next one. A table that contains the last id of its range cannot be
+    /// closed.
     pub(crate) fn rolls(&self, entry: &Entry<Table>) -> bool {
         let last = entry.slot().last();
         entry.table().is_ascending() && self.is_open(entry) && {
@@ -607,8 +610,8 @@ mod tests {
         assert!(found.iter().all(|f| *f) && values.chunks(2).all(|row| row[0] >= 1));
     }
 
-    /// A rewrite must not replace the newest table by one with a shorter span during a roll. Ids
-    /// between the two spans would have no table, and their writers would loop.
+    /// A rewrite must not replace the newest table by one with a shorter span during a rollover.
+    /// Ids between the two spans would have no table, and their writers would loop.
     #[test]
     fn newest_table_is_not_replaced_during_a_roll() {
         let space = Space::new(Options::new(Schema::parse("a:12").unwrap())).unwrap();

@@ -19,7 +19,7 @@ pub(crate) struct Sizing {
 }
 
 impl Sizing {
-    /// Sizes a table for `rows` rows at the fill at which it rolls, covering at least
+    /// Sizes a table for `rows` rows at the fill at which it is closed, covering at least
     /// `base..=last`.
     pub(crate) fn new(schema: &Schema, base: u64, last: u64, rows: u64) -> Sizing {
         let span = u128::from(last - base) + 1;
@@ -64,9 +64,9 @@ impl Sizing {
     }
 }
 
-/// Bytes of buckets per row in a large table that is about to roll, for rows of `field_bits` bits
-/// and `ids_per_row` ids for each row. More rows per bucket mean fewer buckets, so each row stores
-/// more bits of its id.
+/// Bytes of buckets per row in a large table that is about to be closed, for rows of `field_bits`
+/// bits and `ids_per_row` ids for each row. More rows per bucket mean fewer buckets, so each row
+/// stores more bits of its id.
 pub fn bytes_per_row(field_bits: u32, ids_per_row: f64) -> f64 {
     let plans =
         (MIN_REMAINDER_BITS..=60).map(|bits| (bits, Layout::bytes_and_rows(field_bits + bits)));

@@ -43,8 +43,8 @@ const MAX_ROWS_PER_TABLE: u64 = 1 << 31;
 pub struct Options {
     /// Schema of the rows.
     pub schema: Schema,
-    /// Number of rows at which a table rolls or is split. A higher number means fewer tables, but a
-    /// table is also the unit of spills and rewrites. Default 1,048,576.
+    /// Number of rows at which a table is closed or split. A higher number means fewer tables, but
+    /// a table is also the unit of spills and rewrites. Default 1,048,576.
     pub rows_per_table: u64,
     /// Limit of the space's memory in bytes, including all overhead. Writes that need more fail
     /// with [`Error::Full`]. Replacing a table by a smaller one may exceed the limit by the size of

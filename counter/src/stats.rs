@@ -14,7 +14,7 @@ const SAMPLED_BUCKETS: u64 = 512;
 /// Number of attempts to read all figures from one unchanged list of tables.
 const MAX_ATTEMPTS: usize = 10;
 
-/// Statistics of one table.
+/// Statistics of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableStats {
     /// Lowest id of the table's range.
@@ -141,7 +141,7 @@ impl Space {
         tables.entries().iter().map(range).collect()
     }
 
-    /// Rows at which a table rolls.
+    /// Rows at which a table is closed.
     pub fn rows_per_table(&self) -> u64 {
         self.rows_per_table.load(Relaxed)
     }

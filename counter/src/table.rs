@@ -64,8 +64,8 @@ pub(crate) struct Table {
     /// [`Table::has_stale_marks`] sample.
     deleted: AtomicU64,
     deleted_at_sample: AtomicU64,
-    /// Highest inserted id, and the number of insertions that raised it. A table whose ids arrive
-    /// in order rolls; any other must grow.
+    /// Highest inserted id, and the number of insertions that raised it. When a table is full, the
+    /// space opens the next one if ids arrive in order. Otherwise the table must grow.
     high: AtomicU64,
     ascending_inserts: AtomicU64,
     /// Rows at the last [`Table::review`], plus one.
@@ -233,7 +233,7 @@ impl Table {
         &self.main().layout
     }
 
-    /// Rows at which the table rolls.
+    /// Rows at which the table is closed.
     pub(crate) fn roll_at(&self) -> u64 {
         (self.slots() as f64 * self.layout().roll_fill()) as u64
     }
@@ -358,7 +358,7 @@ impl Table {
         self.read_at(self.home(id)?, id, f)
     }
 
-    /// [`Table::read`] with the home already computed.
+    /// Like [`Table::read`], for a caller that has already computed the home of `id`.
     #[inline(always)]
     pub(crate) fn read_at<R>(
         &self,

@@ -2,8 +2,9 @@
 //! is atomic.
 //!
 //! A write first secures everything it needs (memory, bounds, a table for the id) and then changes
-//! the row under the lock of one bucket. The writer that fills a table also rolls it. Opening a
-//! table takes microseconds: its memory is mapped but not touched.
+//! the row under the lock of one bucket. The writer that fills a table also closes it and opens the
+//! next one. This takes microseconds, because the memory of the new table is mapped but not
+//! touched.
 //!
 //! Long: all kinds of writes share the choice of the table and the handling of refusals.
 
@@ -383,8 +384,8 @@ impl Space {
         if is_fine { Ok(()) } else { Err(Error::TooManyOutliers { limit_bytes }) }
     }
 
-    /// Writes to the table that covers `id`. First moves the outlier row into the table, if there
-    /// is one.
+    /// Writes to the table that covers `id`. If the id has an outlier row, first moves that row
+    /// into the table.
     fn write_inside(
         &self,
         origin: WriteOrigin,
@@ -615,9 +616,9 @@ impl Space {
         Ok(())
     }
 
-    /// Returns the rows for which the table above `table` is sized. A small space grows by large
-    /// steps, any other by an eighth, which bounds the unused memory. The minimum step is about a
-    /// huge page.
+    /// Returns the number of rows for which to size the table above `table`. In a small space it is
+    /// four times the rows of `table`. In a large space it is an eighth of the space's rows, which
+    /// bounds the unused memory. The maximum is `rows_per_table`.
     fn next_rows(&self, table: &Table) -> u64 {
         let grown = table.rows().max(FIRST_ROWS) * MAX_TABLE_GROWTH;
         grown.min((self.rows() / MAX_TABLE_PART).max(MIN_STEP_ROWS)).min(self.rows_per_table())
@@ -633,9 +634,9 @@ impl Space {
 
     /// Closes a table and opens `next` above it. Returns the boundary.
     ///
-    /// Returns `None` if another writer has rolled, or if new ids have moved the boundary beyond
-    /// the span of `next`. Such a table could store no id and could not be closed, so all writers
-    /// above it would loop. The next attempt sizes a larger table.
+    /// Returns `None` if another writer has closed the table, or if new ids have moved the boundary
+    /// beyond the span of `next`. Such a table could store no id and could not be closed, so all
+    /// writers above it would loop. The next attempt sizes a larger table.
     fn roll_to(&self, slot: &Slot<Table>, table: &Table, next: Table) -> Option<u64> {
         let last = next.span().1;
         let boundary = || self.end_of(slot, table).filter(|&boundary| boundary <= last);
@@ -753,7 +754,7 @@ mod tests {
     use super::*;
     use crate::{Options, Schema};
 
-    /// Other writers insert ids between the choice of the boundary and the roll.
+    /// Other writers insert ids between the choice of the boundary and the close of the table.
     #[test]
     fn no_table_is_opened_beyond_its_own_span() {
         let schema = Schema::parse("a:12").unwrap();

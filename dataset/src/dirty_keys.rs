@@ -60,7 +60,7 @@ pub enum Marked {
     Pair(u32, u64, MarkedMember, bool),
     /// Hash of a token that was used on a row.
     Token(u128),
-    /// Number of an offset that was changed.
+    /// Ingest offset that was changed, by number.
     Offset(u32),
     /// All pairs of an id were unset: number of the existence space, id.
     Forgotten(u32, u64),

@@ -134,12 +134,13 @@ impl<T: Send + Sync + 'static> PublishedState<T> {
     }
 }
 
-/// Wakes the waiters of one worker after every change, until the state is dropped.
+/// Wakes the waiters of a worker after every change, until the sender is dropped.
 async fn relay<T>(number: u64, mut state: watch::Receiver<T>) {
     // The state may have changed between the check of a waiting task and the start of the relay.
     state.mark_changed();
     let mut wakers = Slab::new();
-    // Every waiting task borrows the state, so none is left when it is dropped.
+    // Every waiting task borrows the sender of `state`, so no task waits when the sender is
+    // dropped.
     while state.changed().await.is_ok() {
         // Call the wakers after the borrow ends: they may run arbitrary code.
         THREAD_WAITERS.with_borrow_mut(|all| {

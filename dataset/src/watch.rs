@@ -73,7 +73,7 @@ impl Watches {
         }
     }
 
-    /// Counts a change of a whole space, such as a new schema or a roll.
+    /// Counts a change that affects every id of a space, such as a new schema or TM.ROLL.
     pub(crate) fn count_space_change(&self) {
         self.sweeps.fetch_add(1, Relaxed);
     }

@@ -73,10 +73,10 @@ pub fn tables(
 ) -> Vec<HashMap<String, redis::Value>> {
     let all: Vec<HashMap<String, redis::Value>> =
         redis::cmd("TM.TABLES").arg(space).query(connection).unwrap();
-    let is_aside = |table: &HashMap<String, redis::Value>| {
-        redis::from_redis_value::<String>(table["where"].clone()).is_ok_and(|at| at == "aside")
+    let is_outliers = |table: &HashMap<String, redis::Value>| {
+        redis::from_redis_value::<String>(table["where"].clone()).is_ok_and(|at| at == "outliers")
     };
-    all.into_iter().filter(|table| !is_aside(table)).collect()
+    all.into_iter().filter(|table| !is_outliers(table)).collect()
 }
 
 /// Returns a number of a TM.TABLES entry.

@@ -245,7 +245,7 @@ impl Server {
             .split(' ')
             .filter_map(|f| f.parse().ok())
             .collect();
-        // Skip the state, which is a letter. Missing fields yield NaN.
+        // Skip the process state, which is a letter. Missing fields yield NaN.
         let ticks =
             fields.get(10).zip(fields.get(11)).map_or(f64::NAN, |(user, system)| user + system);
         ticks / rustix::param::clock_ticks_per_second() as f64

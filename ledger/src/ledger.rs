@@ -145,8 +145,8 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Opens the runs that the manifest lists. Returns whether it lists any. Call it before the
-    /// first flush.
+    /// Opens the runs that the manifest lists. Returns false if the manifest lists no run of this
+    /// ledger. Call it before the first flush.
     pub fn attach(&self, store: &Store) -> store::Result<bool> {
         let files = store.cold_files();
         let ours = files.iter().filter(|file| ranges::is_of(file, self.space, self.kind));
@@ -386,8 +386,8 @@ impl Ledger {
 
     /// Restores a drop from [`Ledger::drops`]. The runs of the manifest must be open.
     pub fn restore_drop(&self, id: u64, up_to: u64) {
-        // A run that was not finished has lost its identity, and a later run may get the same. So
-        // the limit must not exceed the newest run.
+        // A run that was not finished has lost its identity, and a later run may get that identity.
+        // So the limit must not exceed the newest run.
         self.record_drop(id, Some(up_to.min(self.newest.load(Acquire))));
     }
 

@@ -66,7 +66,8 @@ impl Ledger {
         let excess: u64 = ranges.iter().map(|range| ranges::excess(range, upper_part)).sum();
         let mut room = self.options.upper_pairs.saturating_sub(excess);
         let (mut left, mut damaged) = (self.memory.len(), None);
-        // Half of the flush threshold, less if pairs count as several.
+        // Half of the flush threshold. Pairs with long members count as several pairs, so fewer may
+        // stay.
         let may_stay = self.max_memory_pairs() / 2 * left / self.weight().max(1);
         let mut rewrites: Vec<RangeRewrite<'_>> = Vec::new();
         let written = self.ranges_in_memory(&ranges).into_iter().try_for_each(|(at, pairs)| {
@@ -137,7 +138,7 @@ impl Ledger {
     }
 
     /// Removes all ranges that are entirely below `horizon`, without reading them, and their pairs
-    /// in memory. Returns whether it removed any. Other pairs below the horizon stay.
+    /// in memory. Returns whether it removed a range. Other pairs below the horizon stay.
     pub fn drop_below(&self, store: &Store, horizon: u64) -> store::Result<bool> {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();

@@ -6,7 +6,7 @@
 //!   write   the same test under the pair's stripe; a newly set pair goes to `late`
 //!   spill   freezes a table behind a cold table; Rewrite writes its pages with the late pairs;
 //!           then a ColdBackend answers
-//!   merge   the same, reading the old pages from disk
+//!   merge   like a spill, but Rewrite reads the old pages from disk
 //! ```
 //!
 //! Adding pairs to filters on disk requires rewriting all their pages. A cold table therefore holds
@@ -88,7 +88,7 @@ impl Space {
         self.table_over(id).is_some_and(|(_, table)| table.cold().is_some())
     }
 
-    /// Whether a lookup of the pair reads the disk.
+    /// Returns whether only the filter pages on disk can tell if the pair is set.
     pub fn needs_disk(&self, pair: &Pair) -> bool {
         let Some((_, table)) = self.table_over(pair.id) else { return false };
         let Some(cold) = table.cold().filter(|cold| cold.memory().is_none()) else { return false };

@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_draw_that_repeats_is_replaced() {
-        // Seven equal draws need six replacements.
+        // All seven draws are bit 0, so `pattern` replaces six of them.
         assert_eq!(pattern(0, 7).view_bits::<Lsb0>().count_ones(), 7);
         // The bits that replace repeated draws are missing, so the lookup must test them.
         let filter = Filter::new(Sizing { bits: 7, ..Sizing::for_rate(0.5) }, 1).unwrap();

@@ -50,7 +50,7 @@ impl CanaryCounts {
     }
 }
 
-/// Canary counts of one table.
+/// Canary counts of a table.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FpEstimator {
     pub(crate) measured: CanaryCounts,

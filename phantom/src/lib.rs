@@ -15,10 +15,11 @@
 //! Guarantees; code and tests refer to them by number:
 //!
 //! - **P1** No false negatives: a lookup finds every set pair at or above the horizon, even during
-//!   rolls, extensions, recycling, and the move of outliers into the ring.
+//!   rollovers, extensions, recycling, and the move of outliers into the ring.
 //! - **P2** The false-positive rate never exceeds the configured rate, in any order of arrival.
 //! - **P3** Test-and-set of a pair is atomic: if two threads set the same pair, one gets `Changed`.
-//! - **P4** Only a roll of a full ring raises the horizon. Writes to a single id cannot raise it.
+//! - **P4** Only a rollover of a full ring raises the horizon (the lowest id that is still stored).
+//!   Writes to a single id cannot raise it.
 //! - **P5** A lookup waits for a writer for at most a few memory writes.
 //! - **P6** Every growing structure has a bound: outlier pairs, deleted pairs per table, forgotten
 //!   ids, memory. A write that would exceed a bound returns an error and changes nothing.

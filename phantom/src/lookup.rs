@@ -166,8 +166,7 @@ impl Space {
     }
 
     /// Prefetches the cache lines for a later lookup or write. Call it for all pairs of a request
-    /// before the first lookup or write. It reduces the time of a write to a large filter to a
-    /// third.
+    /// before the first lookup or write. A write to a large filter is then three times as fast.
     #[inline]
     pub fn prefetch(&self, id: u64, member: &Member) {
         self.pair_prefetcher().prefetch(id, member);

@@ -47,8 +47,8 @@ pub struct Options {
     /// the stored data.
     pub first_id: u64,
     /// Memory limit for filters, in bytes; `None` is twice the size of `max_tables` full tables. At
-    /// the limit tables get no more extensions ([`Error::Full`]), but the ring still rolls. Deleted
-    /// pairs and outliers have separate limits.
+    /// the limit tables get no more extensions ([`Error::Full`]), but the ring still opens new
+    /// tables. Deleted pairs and outliers have separate limits.
     pub memory_limit_bytes: Option<u64>,
 }
 

@@ -12,8 +12,8 @@
 //! - **R1** A pair that the successor lacks at step 3 is unset. The list contains all pairs set
 //!   before step 2. Each later write also sets its pair in the successor ([`Table::pass_on`]),
 //!   under the pair's stripe. It does so even if the old filters report the pair as set: the report
-//!   may be a false positive, and the host may have read past the pair's place in the list. The
-//!   ring replaces the table under the barrier that excludes writers.
+//!   may be a false positive, and the host may have already read the part of the list that contains
+//!   the pair. The ring replaces the table under the barrier that excludes writers.
 //! - **R2** Both tables share one set of deleted pairs. If a pair is deleted before the host puts
 //!   it, it is deleted in both.
 //! - **R3** A cold table also stores a later write's pair in `late`, because the pair's page may
@@ -48,7 +48,7 @@ const MIN_FREE_PAIRS: u64 = 1 << 14;
 /// Number of pairs whose cache lines are prefetched together.
 const PREFETCHED_PAIRS: usize = 16;
 
-/// Rebuild of one table. Dropping it cancels the rebuild.
+/// Rebuild of a table. Dropping it cancels the rebuild.
 pub struct Rebuild {
     range: (u64, u64),
     table: Arc<Table>,
@@ -104,9 +104,10 @@ pub struct TableLoad {
 impl TableLoad {
     /// Whether the filters of a closed table in memory are much larger than its pairs need.
     ///
-    /// The planned size is at most twice the pairs at the close. A table that was enlarged beyond
-    /// that is oversized if it could take an eighth more pairs. A planned table is oversized if
-    /// half of it is free, because late pairs may still arrive.
+    /// A new table is sized for at most twice the pairs that it has when it is closed. A table that
+    /// was enlarged beyond this size is oversized if it has room for an eighth more pairs. Any
+    /// other table is oversized if it has room for half as many pairs again, because late pairs may
+    /// still arrive.
     pub fn is_oversized(&self) -> bool {
         let free = self.capacity.saturating_sub(self.pairs);
         let is_enlarged = self.capacity / 5 > self.early / 2;
@@ -250,7 +251,7 @@ impl Space {
     /// concurrently.
     pub fn end_rebuild(&self, rebuild: Rebuild) -> Rebuilt {
         let (low, table, next) = (rebuild.range.0, &rebuild.table, &rebuild.successor);
-        // Excludes rolls and rewrites.
+        // Excludes rollovers and rewrites.
         let alone = (self.rolling.lock(), self.merging.lock());
         let Some(range) = self.range_of(&rebuild) else { return Rebuilt::Outdated };
         if let Some(cold) = table.cold() {

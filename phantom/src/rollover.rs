@@ -1,27 +1,27 @@
-//! Changes of the ring: rolling, recycling and the admission of outliers, plus the background work
-//! for them.
+//! Changes of the ring: rollovers, recycling and the admission of outliers, plus the background
+//! work for them.
 //!
-//! **Rolling.** The newest table of each id range is open: it receives the new ids of the range. It
-//! closes at capacity / (1 + late) pairs, which leaves room for late pairs. `late` is the measured
-//! ratio of pairs after the close to pairs before it (30 % until measured). It is above 1 in a feed
-//! whose posts are mostly read long after their creation. A table that closes earlier has fewer ids
-//! and a larger ratio. The plan still converges: the number of ids at the close grows with the
-//! square root of the previous number. The first table of a space is small and each next one is
-//! twice as large, up to `pairs_per_table`.
+//! **Rollover.** The newest table of each id range is open: it receives the new ids of the range. A
+//! rollover closes it and opens a table above it, at capacity / (1 + late) pairs, which leaves room
+//! for late pairs. `late` is the measured ratio of pairs after the close to pairs before it (30 %
+//! until measured). It is above 1 in a feed whose posts are mostly read long after their creation.
+//! A table that closes earlier has fewer ids and a larger ratio. The plan still converges: the
+//! number of ids at the close grows with the square root of the previous number. The first table of
+//! a space is small and each next one is twice as large, up to `pairs_per_table`.
 //!
-//! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs. A roll that
+//! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs. A rollover that
 //! exceeds this recycles the oldest tables. A table counts as at most `pairs_per_table`; its
 //! extensions do not count. Pairs of a single id can therefore enlarge its table up to the memory
 //! limit, but they cannot raise the horizon (P4).
 //!
 //! If a space [spills](crate::Options::spill), the host moves the oldest tables to disk (`cold`)
-//! before memory runs out. If the host is late, the ring does not roll and the newest table gets
+//! before memory runs out. If the host is late, the ring opens no table and the newest table gets
 //! extensions. Such a space recycles only above [`keep_tables`](crate::Options::keep_tables), which
 //! counts tables in memory and on disk.
 //!
 //! While the oldest table is open, the ring recycles nothing: otherwise the horizon would pass ids
-//! in use. A ring that does not spill then stops rolling at its limit, and its open tables get
-//! extensions up to the memory limit.
+//! in use. A ring that does not spill then opens no more tables at its limit, and its open tables
+//! get extensions up to the memory limit.
 //!
 //! **Outliers.** The frontier (see `rolling`) derives the regular id ranges from the outliers. When
 //! it opens a range, the ring divides the table that covers it. The lower part stays open until no
@@ -66,7 +66,7 @@ impl Space {
     }
 
     /// Closes the open table that starts at `low`. Opens another table above all admitted ids of
-    /// its range, or at the position from the log. Returns `false` if there is nothing to roll.
+    /// its range, or at the position from the log. Returns `false` if no such table can be closed.
     fn roll(
         &self,
         _alone: &MutexGuard<'_, ()>,
@@ -205,7 +205,8 @@ impl Space {
         }
     }
 
-    /// Opens and closes tables so that they match the frontier.
+    /// Reopens or closes tables so that only the newest table of each range in the frontier is
+    /// open.
     fn match_ranges(&self) {
         for entry in self.ring.load().entries() {
             let table = entry.table();
@@ -341,7 +342,7 @@ impl Space {
     }
 
     /// Makes the log decide where tables begin ([`Space::put_layout`], [`Space::put_frontier`]).
-    /// After the call returns, the ring no longer rolls on its own.
+    /// After the call returns, the ring no longer opens tables on its own.
     pub fn follow(&self) {
         self.frontier.follow(true);
         drop(self.rolling.lock());
@@ -440,8 +441,8 @@ impl Space {
         self.move_on() | self.tidy()
     }
 
-    /// Moves some outliers into the ring, rolls a table that is due, and recycles tables beyond the
-    /// limits.
+    /// Moves some outliers into the ring, closes a table that is due, and recycles tables beyond
+    /// the limits.
     pub fn move_on(&self) -> bool {
         let mut worked = self.admit_outliers();
         if self.has_too_many() {

@@ -1,5 +1,5 @@
-//! [`Space`]: the ring of tables and the outlier pairs. `lookup` implements reads, `write` writes
-//! and `rollover` rolls.
+//! [`Space`]: the ring of tables and the outlier pairs. `lookup` implements reads, `write` writes,
+//! and `rollover` the closing and opening of tables.
 //!
 //! **Lock order**: outliers, then a stripe of the ring, then a table's growth lock or a shard of
 //! its deleted pairs. Every operation on a pair holds the pair's stripe, or the mutex of the
@@ -84,8 +84,8 @@ pub struct Space {
     pub(crate) outlier_pairs: AtomicUsize,
     pub(crate) forgotten: Forgotten,
     pub(crate) filter_pool: TablePool,
-    /// Held for a roll, and for a consistent read of ring and frontier. A writer never waits for
-    /// it.
+    /// Held for a rollover, and for a consistent read of ring and frontier. A writer never waits
+    /// for it.
     pub(crate) rolling: Mutex<()>,
     /// Held while a table is replaced: by a spill, a merge of late pairs or a rebuild.
     pub(crate) merging: Mutex<()>,

@@ -14,7 +14,7 @@ const TABLE_BYTES: usize = size_of::<Table>() + 512;
 /// Memory of an outlier id without its pairs, in bytes: its map entry, tree node and set.
 const OUTLIER_PAIR_BYTES: usize = 128;
 
-/// Statistics of one table, as shown by `TM.TABLES`.
+/// Statistics of a table, as shown by `TM.TABLES`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableStats {
     /// Lowest id of the range.

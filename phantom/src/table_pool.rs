@@ -23,7 +23,7 @@ fn size_of_filter(filter: &Filter) -> Size {
 
 #[derive(Default)]
 pub(crate) struct TablePool {
-    /// Writers take this lock during a roll. No thread clears or frees memory under it or under
+    /// Writers take this lock during a rollover. No thread clears or frees memory under it or under
     /// `spare`.
     retired: Mutex<Vec<Arc<Table>>>,
     spare: Mutex<Option<Filter>>,
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(filter_pool.size_bytes(), 0);
     }
 
-    /// A writer that rolls does not wait for a step.
+    /// A writer that opens a table does not wait for a step.
     #[test]
     fn a_table_is_retired_while_a_step_is_made() {
         let filter_pool = TablePool::default();

@@ -60,8 +60,8 @@ impl Space {
         if full && !self.is_outlier(&pair) { Err(Error::RevokedFull) } else { Ok(()) }
     }
 
-    /// Replays a write from the log. The call is idempotent and independent of the order of rolls.
-    /// Limits do not apply. The ring does not roll and the frontier does not move:
+    /// Replays a write from the log. The call is idempotent and independent of the order of
+    /// rollovers. Limits do not apply. The ring opens no table and the frontier does not move:
     /// [`Space::put_layout`] and [`Space::put_frontier`] replay those.
     pub fn put(&self, pair: &Pair, set: bool) -> Result<(), Error> {
         self.change(pair, set, true, || Ok::<(), Error>(())).map(|_| ())

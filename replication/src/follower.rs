@@ -216,7 +216,7 @@ impl Follower {
         course
     }
 
-    // Long: one arm per message and state.
+    // Long: a `match` with an arm of a few lines for each pair of message and state.
     fn take(
         &mut self,
         message: ToReplica<'_>,

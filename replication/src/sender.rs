@@ -428,8 +428,8 @@ impl Sender {
     }
 }
 
-/// Returns the first position of a segment. `None` if the segment was removed. Segment 1 stands for
-/// the first segment of the log, whose number may be higher.
+/// Returns the first position of a segment. `None` if the segment was removed. Segment 1 means the
+/// first segment of the log, whose number may be higher.
 fn first_position(origin: &LogSource<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
     let store = origin.store;
     let head = if segment == Position::START.segment {

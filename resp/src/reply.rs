@@ -308,7 +308,7 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// Writer of one row; see [`Reply::int_rows`].
+/// Writer of a row; see [`Reply::int_rows`].
 pub struct IntRow<'a> {
     /// Output, large enough for all remaining rows and [`FAST_ROW_BYTES`] more bytes.
     out: &'a mut [u8],

@@ -167,7 +167,7 @@ impl Scanner {
     /// After [`Scan::Incomplete`], `buf` must contain the same bytes and more, possibly at another
     /// address. After any other result it must begin after the request.
     #[inline]
-    // Long: one arm per state.
+    // Long: a `match` with an arm for each state; the arms share the loop and its position.
     pub fn scan(&mut self, buf: &[u8], limits: &Limits) -> Scan {
         loop {
             match self.state {

@@ -2,9 +2,9 @@
 //! boundary (R5, promise 7).
 //!
 //! Ids grow with time, so a new id is normally close to the highest one so far. But a broken client
-//! may send 2^64-1. If that became the highest id, the ring could never roll again. An id more than
-//! one *window* above the frontier is therefore *ahead*: the engine stores it in the outlier map,
-//! and no boundary moves.
+//! may send 2^64-1. If that became the highest id, the ring could never open another table above
+//! it. An id more than one *window* above the frontier is therefore *ahead*: the engine stores it
+//! in the outlier map, and no boundary moves.
 //!
 //! Ids that are ahead may also be legitimate. The service may have been idle for a month, or a
 //! second service may use larger ids. When enough such ids arrive, a *range* opens for them. Each
@@ -17,10 +17,10 @@
 //!                                 moves high                             moves high
 //! ```
 //!
-//! The ring has an open table at each `high` and rolls there. A new range does not change the
-//! others, so older traffic may continue at any rate. A range opens at the *shorth*, the shortest
-//! interval with half of the ids (Andrews et al., Robust Estimates of Location, 1972). A few bad
-//! ids therefore do not affect it. The number of ids needed:
+//! The ring has an open table at each `high`, and opens the next one above it. A new range does not
+//! change the others, so older traffic may continue at any rate. A range opens at the *shorth*, the
+//! shortest interval with half of the ids (Andrews et al., Robust Estimates of Location, 1972). A
+//! few bad ids therefore do not affect it. The number of ids needed:
 //!
 //! - Without any range: [`MIN_IDS_AHEAD`] distinct ids, or [`FIRST_RANGE_ENTRIES`] entries, or
 //!   `max_aside` entries if that is less.
@@ -37,9 +37,9 @@
 //! the least recently used range is joined.
 //!
 //! One step covers at most half of the remaining ids ([`Frontier::reach`]), because a ring at the
-//! end of the id space could never roll again. Legitimate ids do not jump there, but negative
-//! numbers do: a client's -1 is 2^64-1. Such ids stay ahead. The first range opens beyond the reach
-//! only if the map has `max_aside` entries, and most of them are there and form a quorum.
+//! end of the id space could never open another table. Legitimate ids do not jump there, but
+//! negative numbers do: a client's -1 is 2^64-1. Such ids stay ahead. The first range opens beyond
+//! the reach only if the map has `max_aside` entries, and most of them are there and form a quorum.
 //!
 //! A space may refuse ids that are too high (`max_ahead`). The distance is measured from the
 //! highest range or, without any range, from the highest id in the outlier map

@@ -1,9 +1,9 @@
 //! Rolling tables: the ring of tables behind the counter engine and the existence engine.
 //!
 //! A *space* is divided into *tables* by ranges of ids. New ids are usually larger than old ones,
-//! so the newest table receives most new ids. When it is full the ring *rolls*: the newest table is
-//! closed at a boundary, and an empty one opens above it. If a second service uses much larger ids,
-//! each service has an *open* table of its own, and both roll.
+//! so the newest table receives most new ids. When it is full, a *rollover* closes it at a boundary
+//! and opens an empty table above it. If a second service uses much larger ids, each service has an
+//! *open* table of its own, and both are replaced when they are full.
 //!
 //! ```text
 //!   below the horizon |  table 0       table 1       table 2 (newest, open-ended)
@@ -17,7 +17,7 @@
 //! - **R2** A reader takes one snapshot of the ring (an atomic load). It never waits for writers or
 //!   for ring changes.
 //! - **R3** Writes of one key are serialised and go to the table that covers the id at that time,
-//!   even during rolls and rewrites.
+//!   even during rollovers and rewrites.
 //! - **R4** Client writes never raise the horizon; only [`Ring::recycle`] does.
 //! - **R5** An id far above all others moves no boundary ([`Frontier`]). [`Outliers`] stores such
 //!   ids, and its readers never wait.

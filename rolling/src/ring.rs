@@ -312,8 +312,8 @@ impl<T> Ring<T> {
     /// # Errors
     ///
     /// Returns `next`, and changes nothing, if no table starts at `low`, or if `boundary` returns
-    /// `None` or an id outside `low + 1..=last` of the table. Usually another writer has rolled
-    /// first.
+    /// `None` or an id outside `low + 1..=last` of the table. Usually another writer has already
+    /// closed the table.
     pub fn roll(
         &self,
         low: u64,
@@ -632,7 +632,7 @@ mod tests {
         }
     }
 
-    /// Two writers increment keys while the ring rolls, splits, joins and drains (R2, R3).
+    /// Two writers increment keys while the ring opens, splits, joins and drains tables (R2, R3).
     #[test]
     fn no_increment_is_lost_while_the_ring_changes() {
         const KEYS: u64 = 512;

@@ -1,10 +1,10 @@
 //! Model of the expected replies: the possible states of every post.
 //!
-//! Usually there is one. After a crash, a post has one possible state for each outcome that `fsync`
-//! allows. After an error ("the change is in memory and will be logged"), the states before and
-//! after the change are possible. A reply is correct if it matches a possible state. The model then
-//! discards the states that it does not match. No two commands change a post concurrently, so the
-//! order of changes is known.
+//! Usually a post has one possible state. After a crash, a post has one possible state for each
+//! outcome that `fsync` allows. After an error ("the change is in memory and will be logged"), the
+//! states before and after the change are possible. A reply is correct if it matches a possible
+//! state. The model then discards the states that it does not match. No two commands change a post
+//! concurrently, so the order of changes is known.
 
 use crate::reply::Reply;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ pub(crate) const SEEN: Flag = 3;
 /// Flags whose old tables are recycled. A read of a recycled flag replies nil.
 pub(crate) const RECYCLED: [Flag; 2] = [READ, SEEN];
 
-/// State of one row.
+/// State of a row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct State {
     /// Counters that are not the count of a flag.
@@ -108,7 +108,7 @@ impl State {
         if !step.changes() {
             return self.shows(step, reply).then(|| self.clone());
         }
-        // The post is below the horizon, so nothing changed.
+        // The post is below the lowest id that is still stored, so nothing changed.
         if let (Step::Set { flag, .. }, Reply::Nil) = (step, reply) {
             return RECYCLED.contains(flag).then(|| self.clone());
         }
@@ -197,7 +197,7 @@ fn add(states: &mut States, state: State) {
     }
 }
 
-/// History of one row.
+/// History of a row.
 struct Row {
     /// Time of each acknowledged change, and the possible states after it. The last entry is the
     /// current one.

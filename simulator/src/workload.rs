@@ -144,7 +144,6 @@ impl Workload {
 
     /// Draws a command. It does not change rows that have a pending change. Returns `None` if the
     /// command cannot run in the current state.
-    // Long: one match arm per command.
     pub(crate) fn draw(&mut self, model: &Model, random: &mut fastrand::Rng) -> Option<Command> {
         let ids = self.posts(random);
         let (id, member) = (ids[0], random.u64(0..MEMBERS));

@@ -1,6 +1,6 @@
 //! Main loop of a run. The seed is its only input.
 //!
-//! Long: steps and faults share one random number generator.
+//! Long: steps and faults draw from the random number generator of the run, in a fixed order.
 
 use crate::cable::ReplicaLink;
 use crate::client::{Client, PendingCommand, check};
@@ -107,7 +107,7 @@ fn is_ranged(seed: u64) -> bool {
     seed % 7 > 3
 }
 
-/// Returns a configuration with tiny tables, so that rolls, spills and merges are frequent.
+/// Returns a configuration with tiny tables, so that rollovers, spills and merges are frequent.
 fn config(random: &mut fastrand::Rng) -> Config {
     let mut config = Config::default();
     config.durability.fsync = if random.bool() { Fsync::Always } else { Fsync::Everysec };
@@ -465,7 +465,7 @@ impl World {
         if self.is_pair() && self.leader().is_syncing() {
             return;
         }
-        // Return if a caller on the stack already serves connections.
+        // `serve` can call this function recursively; the inner call does nothing.
         if self.serving.replace(true) {
             return;
         }

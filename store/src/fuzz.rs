@@ -55,7 +55,7 @@ impl<'a> Input<'a> {
         !self.0.is_empty() && self.byte() % of == of - 1
     }
 
-    /// Returns `was` or, rarely, another number.
+    /// Returns `was`, or another number with a probability of 1/16.
     fn number(&mut self, was: u64) -> u64 {
         if !self.rarely(16) {
             return was;
@@ -78,7 +78,7 @@ type Read = Vec<(u64, Vec<u8>)>;
 
 /// Tests a log with valid checksums and otherwise arbitrary contents. Runs recovery twice, because
 /// the result of the first run must be valid. Then runs a [`Tail`], `check` and `dump`.
-// Long: creates, damages and reads one log.
+// Long: the checks at the end depend on every choice made while the log is written.
 pub fn log(input: &[u8]) {
     let mut input = Input(input);
     let disk = SimDisk::new(1);
@@ -291,7 +291,7 @@ pub fn snapshot(input: &[u8]) {
 
 /// Tests a file of rows with valid checksums and an altered header and note. `block.rs` tests the
 /// contents of blocks.
-// Long: creates, damages and reads one file.
+// Long: the checks at the end depend on every choice made while the file is written.
 pub fn cold(input: &[u8]) {
     let mut input = Input(input);
     let disk = SimDisk::new(1);

@@ -145,7 +145,7 @@ impl ReplicaLog {
     }
 
     /// Removes the newest segment if it is empty and its predecessor exists. Returns whether it
-    /// removed one.
+    /// removed a segment.
     fn step_back(&mut self) -> Result<bool> {
         let at = self.written;
         if let Some((head, _)) = &self.newest

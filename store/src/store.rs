@@ -209,8 +209,8 @@ impl Store {
     ) -> Result<u64> {
         let mut files: Vec<FileEntry> =
             self.manifest().files.iter().filter(|f| f.role == Role::Snapshot).cloned().collect();
-        // Ascending ids approximate the original order of insertion, so the tables roll at similar
-        // ids.
+        // Ascending ids approximate the original order of insertion, so tables are closed at
+        // similar ids.
         files.sort_by_key(|f| (f.tag.space, f.tag.kind, f.tag.low));
         let of_bytes = files.iter().map(|f| f.bytes).sum();
         let (next, bytes, rows) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(0));

@@ -26,7 +26,7 @@ pub trait Simulator {
 pub type Work = Box<dyn FnOnce() + Send>;
 
 thread_local! {
-    /// Avoids borrowing `SIMULATOR` on threads without one.
+    /// Avoids borrowing `SIMULATOR` on threads without a simulator.
     static IS_SIMULATED: Cell<bool> = const { Cell::new(false) };
     static SIMULATOR: RefCell<Option<(Instant, Rc<dyn Simulator>)>> = const { RefCell::new(None) };
 }
@@ -81,7 +81,7 @@ pub fn sleep(time: Duration) {
     }
 }
 
-/// Waits for a notification for at most `at_most`. May return early without one.
+/// Waits for a notification for at most `at_most`. May return early, without a notification.
 pub fn wait_for<T>(condition: &Condvar, guard: &mut MutexGuard<'_, T>, at_most: Duration) {
     match simulator() {
         None => _ = condition.wait_for(guard, at_most),

@@ -4,7 +4,7 @@
 Worker processes write and read posts through redis-py's Sentinel client and track the possible values (world.py). Concurrently, at random:
 kill -9, SIGSTOP, links that are cut, half-open, slow or reset, planned failovers, failed syncs (EIO), a full disk (ENOSPC), slow syncs (a
 third of a second), wall clock jumps by hours, thousands of connections, incomplete requests, half-closed connections, and clients that do
-not read. The test also rolls, spills, saves and alters spaces. It monitors memory, descriptors and the duration of event-loop iterations.
+not read. The test also runs TM.ROLL, TM.SPILL and BGSAVE, and alters spaces. It monitors memory, descriptors and the duration of event-loop iterations.
 
 At the end, it compares all rows and members on each node.
 

@@ -6,7 +6,7 @@
 //!                                   a full sync of 1 GB, and pages of the master during it
 //! target/release/replication wait   increments with WAIT 1, in rounds
 //! target/release/replication hot    stream bytes of a row that is written a million times
-//! target/release/replication away   a replica is down while the log rolls 20 times, and resumes
+//! target/release/replication away   a replica is down for 20 log segments, and resumes
 //! ```
 //!
 //! In `sync` the replica runs with idle priority (`chrt --idle`), because a replica on another
@@ -84,8 +84,8 @@ enum What {
         #[arg(long, default_value_t = 1_000_000)]
         writes: u64,
     },
-    /// A replica is killed and resumes after the log has rolled `segments` times. Segment size (64
-    /// MiB), snapshots and log retention have their defaults
+    /// A replica is killed and resumes after the master has begun `segments` new log segments.
+    /// Segment size (64 MiB), snapshots and log retention have their defaults
     Away {
         /// Number of segments
         #[arg(long, default_value_t = 20)]
@@ -310,7 +310,7 @@ fn sync_once(
     Ok(())
 }
 
-// Long: a sequence of measurements.
+// Long: the measurements, and the table that it prints, use one list of masters.
 fn sync(
     args: &Args,
     rows: u64,

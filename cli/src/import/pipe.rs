@@ -205,7 +205,7 @@ impl Pipe {
         let _ = self.thread.join();
     }
 
-    /// Drops the senders. A connection without a sender ends when all of its commands are answered.
+    /// Drops the senders. A connection without a sender closes after it has received all replies.
     fn close(&mut self) {
         for lane in &mut self.lanes {
             lane.to = mpsc::channel(1).0;

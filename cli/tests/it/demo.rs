@@ -76,7 +76,7 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
         .take_while(|line| !line.starts_with("```"))
         .map(str::to_owned)
         .collect();
-    // "..." stands for omitted lines.
+    // "..." replaces omitted lines.
     let mut rest = lines.iter();
     let mut may_skip = false;
     for line in &sample {

@@ -2,8 +2,8 @@
 //! and folders.
 //!
 //! - `sh` blocks: each line must succeed and print no error.
-//! - `console` blocks: lines after `$ ` run, and must print the lines below them. `...` stands for
-//!   any output.
+//! - `console` blocks: lines after `$ ` run, and must print the lines below them. `...` matches any
+//!   output.
 //! - `python` blocks run with redis-py; `toml` blocks are parsed as a configuration.
 //! - [`NOT_RUN_HERE`] lists lines that do not run in this test, with the reason. Other blocks
 //!   contain no command lines.

@@ -1,7 +1,7 @@
 //! Exact likes of the real binary. The number of likes per post follows Zipf's law. The test sends
-//! each like twice; at the second time, the first one is on disk. The server is killed (SIGKILL)
-//! five times. At the end, each counter equals the number of distinct members that were sent, and
-//! SMEMBERS of a post returns exactly these members.
+//! each like twice. When it repeats a like, the first one is already on disk. The server is killed
+//! (SIGKILL) five times. At the end, each counter equals the number of distinct members that were
+//! sent, and SMEMBERS of a post returns exactly these members.
 //!
 //! `TIDEMARK_STEPS` sets the number of likes (default 60,000; 100,000,000 before a release),
 //! `TIDEMARK_SEED` the seed.

@@ -378,7 +378,7 @@ fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     tables.check(&mut start(folder.path(), config.path()).client());
 }
 
-/// The same holds for changes that a replica receives between two of its own snapshots.
+/// A snapshot contains the changes that a replica has received since its last own snapshot.
 #[test]
 fn what_a_replica_is_told_is_in_its_next_snapshot() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];

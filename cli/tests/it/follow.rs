@@ -1,7 +1,7 @@
 //! Crashes of the real binary (SIGKILL) while eight clients make a few users follow and unfollow
 //! each other. A follow changes a flag, one user's count of followers and the other user's count of
-//! followings: two stripes and three places. After each start, the three agree exactly, and
-//! acknowledged changes are present.
+//! followings: three values under two stripes. After each start, the three values agree exactly,
+//! and acknowledged changes are present.
 //!
 //! `TIDEMARK_RUNS` (default 10; 200 before a release) sets the number of runs, `TIDEMARK_SEED` the
 //! seed.

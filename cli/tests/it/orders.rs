@@ -312,7 +312,8 @@ fn replicaof_is_refused_while_acknowledged_writes_are_unlogged() {
     assert_eq!(row(&Program::start(disk.path(), "everysec"), last), held);
 }
 
-/// The same, if the REPLICAOF is in one transaction with the writes and cannot wait for them.
+/// A failed last commit is repeated, also if the REPLICAOF is in one transaction with the writes
+/// and cannot wait for them.
 #[test]
 fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
     for is_taken_back in [false, true] {

@@ -297,7 +297,8 @@ struct ForgottenPosts {
     horizon: u64,
 }
 
-/// Forgets a post and retires the older half of the additional rows, unless rows may be on disk.
+/// Deletes a random post with TM.FORGET. Unless the space spills, also deletes the older half of
+/// the additional rows with TM.SPACE RETIRE.
 fn give_up(
     client: &mut Client,
     acts: &BTreeMap<(u64, u64), bool>,
@@ -317,7 +318,7 @@ fn give_up(
     gone
 }
 
-/// Checks that exactly these parts were deleted.
+/// Checks that exactly the posts in `gone` were deleted.
 fn check_gone(
     client: &mut Client,
     acts: &BTreeMap<(u64, u64), bool>,

@@ -173,7 +173,7 @@ fn every_row_is_right_between_all_steps_of_a_spill() {
         let mut case =
             Case { space, shelf, model: BTreeMap::new(), rng: fastrand::Rng::with_seed(seed) };
         let most = 1500;
-        // Ids ascend, so that tables roll.
+        // Ids ascend, so that full tables are closed.
         for i in 0..most {
             case.space.set(1000 + i, &[(0, i as i64), (1, 7)]).unwrap();
             case.model.insert(1000 + i, [i as i64, 7]);

@@ -1,4 +1,4 @@
-//! Readers and writers at full speed on tables that constantly roll, split and get rewritten.
+//! Readers and writers at full speed on tables that are constantly closed, split and rewritten.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space, TableStats};
 use std::collections::HashMap;
@@ -66,8 +66,8 @@ fn figures_of_a_table_are_of_one_moment() {
 }
 
 /// All fields of a row are equal, in any mix of inline and aux values. Ids arrive in any order, so
-/// tables roll and are rewritten. No reader sees unequal fields, a missing id, or a counter that
-/// decreases.
+/// tables are closed, split and rewritten. No reader sees unequal fields, a missing id, or a
+/// counter that decreases.
 fn no_reader_sees_a_torn_or_missing_row(schema: &str, scale: i64, order: fn(u64) -> u64) {
     const IDS: u64 = 20_000;
     let space = space(schema, 1500);

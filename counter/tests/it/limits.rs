@@ -249,8 +249,8 @@ fn a_popular_row_keeps_no_traffic_out_of_the_tables() {
     }
 }
 
-/// Two services write to one space, 2^52 apart. Tables of both ranges roll, and rows take as little
-/// memory as in a space of their own, also after a restart.
+/// Two services write to one space, 2^52 apart. Both ranges open new tables, and rows take as
+/// little memory as in a space of their own, also after a restart.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     let rows_per_table = 8192;
@@ -493,7 +493,7 @@ fn a_backfill_ends_in_tables_of_the_usual_size() {
 }
 
 /// Tables grow ahead of their rows while ids arrive in random order. Once they are idle, each is at
-/// least as full as a table that rolls.
+/// least as full as a table that was closed because it was full.
 #[test]
 fn tables_that_rest_are_as_full_as_tables_that_roll() {
     let space = Space::new(Options {
@@ -754,7 +754,8 @@ fn misses_stay_short_where_rows_come_and_go() {
     come(&mut live, &mut rng, &mut out, 70_000);
     let shape = || space.tables().iter().map(|t| (t.low, t.capacity)).collect::<Vec<_>>();
     let rest = || while space.maintain() {};
-    // These tables are emptier than a table that rolls; as idle tables they would be rewritten.
+    // These tables are emptier than a full one that was closed; as idle tables they would be
+    // rewritten.
     rest();
     let before = shape();
     space.settle();

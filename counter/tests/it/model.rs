@@ -1,5 +1,5 @@
-//! Random calls compared with a plain map. Tables are tiny, so they constantly roll, split, get
-//! rewritten, and overflow their probes and field widths. Ids stray far ahead, and the schema
+//! Random calls compared with a plain map. Tables are tiny, so they are constantly closed, split
+//! and rewritten, and overflow their probes and field widths. Ids stray far ahead, and the schema
 //! changes. A failure prints its seed; `cargo xtask model counter --seed 7` replays one. `--steps`
 //! sets the steps per seed, `--runs` the number of seeds.
 

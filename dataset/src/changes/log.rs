@@ -121,8 +121,8 @@ impl Place {
         self.at.offset
     }
 
-    /// Whether the log ends in the same segment, at most 128 KiB after this place. These bytes were
-    /// written recently, so reading them is fast and needs no disk access.
+    /// Whether the log ends in the same segment, at most 128 KiB after this position. These bytes
+    /// were written recently, so reading them is fast and needs no disk access.
     pub fn is_at_hand(&self, end: Position) -> bool {
         const RECENT_BYTES: u64 = 128 << 10;
         self.at.segment == end.segment && end.offset.saturating_sub(self.at.offset) <= RECENT_BYTES
@@ -270,7 +270,7 @@ impl ChangeLog {
         before.unwrap_or_else(|| Position::first_of(head))
     }
 
-    /// Returns the place at which a reader begins. The log is durable up to `end`.
+    /// Returns the position of the first entry for a reader. The log is durable up to `end`.
     pub fn find(
         &self,
         store: &Store,
@@ -402,8 +402,8 @@ impl ChangeLog {
         }
     }
 
-    /// Skips this segment and the following ones without requested entries. Returns the place after
-    /// them, or `None` if this segment must be read.
+    /// Skips this segment and the following ones without requested entries. Returns the position
+    /// after them, or `None` if this segment must be read.
     fn pass_over(
         &self,
         store: &Store,
@@ -515,7 +515,7 @@ impl ChangeLog {
         Ok(all)
     }
 
-    /// Returns the number of entries after a place. `is_known`: see [`ChangeLog::count`].
+    /// Returns the number of entries after a position. `is_known`: see [`ChangeLog::count`].
     pub fn count_after(
         &self,
         store: &Store,

@@ -10,10 +10,11 @@
 //! An entry contains the state of one row, one pair or the catalogue, as in the log (promise 2). A
 //! consumer may receive an entry twice; the last state is valid.
 //!
-//! An *id* consists of the term, a place, and three digits of the batch's chain value. The place is
-//! the batch's offset plus the number of the entry in the batch, from 1. Places are unique because
-//! an entry takes at least one byte of the log. Term and chain value identify the history: a reader
-//! detects an id from a diverged log (`docs/decisions/0015-changes-are-read-from-the-log.md`).
+//! An *id* consists of the term, the entry's place, and three digits of the batch's chain value.
+//! The *place* is the log offset of the batch plus the number of the entry in the batch, from 1.
+//! Places are unique because an entry takes at least one byte of the log. Term and chain value
+//! identify the history: a reader detects an id from a diverged log
+//! (`docs/decisions/0015-changes-are-read-from-the-log.md`).
 //!
 //! Changes are stored only in the log. [`ChangeLog`] caches one position per 64 KiB, and the number
 //! of entries of each space in each segment.

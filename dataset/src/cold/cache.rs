@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Rows pinned for one request batch.
+/// Rows pinned for a request batch.
 pub type Pins = HashMap<Key, Read, KeyHash>;
 /// Cache key: the identity of the file, and the row's id or the pair's hash.
 pub(crate) type Key = (u64, u128);

@@ -32,7 +32,7 @@ impl BuildHasher for KeyHash {
     }
 }
 
-/// Hasher of one key.
+/// Hasher of a key.
 pub struct KeyHasher {
     state: u64,
     a: u64,

@@ -2,16 +2,16 @@
 //! filters.
 //!
 //! ```text
-//!   write, or check with EXACT:
-//!      filter is negative                       -> not set, no read
-//!      filter is positive, pair in memory       -> the memory has the state
-//!      filter is positive, pair not in memory   -> read blocks (fetch.rs), pin the answer
-//!   command, under the id's stripe: use the pinned answer unless the pair has changed or moved
+//!   before a write, or a check with EXACT:
+//!      negative filter                       -> the pair is unset, no disk read
+//!      positive filter, pair in memory       -> the ledger's memory has the answer
+//!      positive filter, pair not in memory   -> read its block (fetch.rs), pin the answer
+//!   the command, under the id's stripe: uses the pinned answer unless the pair changed or moved
 //! ```
 //!
-//! Filters have no false negatives, so most first likes need no read. A pinned answer may be
-//! outdated when the command runs. [`Ledger::settle`] detects this, and the worker then reads the
-//! pair synchronously.
+//! A filter has no false negatives, so a first like rarely needs a disk read. A pinned answer may
+//! be outdated when the command runs. [`Ledger::settle`] detects this, and the worker then reads
+//! the pair synchronously.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Read, Values};
 use crate::cold::quarantine::Quarantine;

@@ -61,7 +61,7 @@ mod tests {
         let all = [memory(0, 99, 70), memory(100, 199, 20), disk(100, 199, 100)];
         assert_eq!(in_both(all.to_vec()), 20);
         assert_eq!(in_both([all.to_vec(), vec![memory(200, 299, 50)]].concat()), 20);
-        // New rows in a file's range: the count is at most the file's number of rows.
+        // Memory has ten rows in the range of a file with three rows: at most three are in both.
         assert_eq!(in_both(vec![memory(0, 9, 10), disk(0, 9, 3)]), 3);
         // Two tables that share a file, then two files that share a table.
         let parts = vec![memory(0, 4, 80), memory(5, 9, 80), disk(0, 9, 100)];

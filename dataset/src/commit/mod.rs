@@ -216,8 +216,8 @@ impl Durability {
         self.release.wait(asked).await;
     }
 
-    /// Waits until `bytes` can be reserved for changes of one batch ([`Committer::reserve`]), or
-    /// until writes are refused. Call it only from tasks of the workers.
+    /// Waits until [`Committer::reserve`] can reserve `bytes` in a batch, or until the node refuses
+    /// writes. Call it only from tasks of the workers.
     pub async fn room_for(&self, bytes: usize) {
         let is_refused = || self.committer.health() != Health::Good || self.follows.load(SeqCst);
         let may_go = || self.committer.has_room(bytes) || is_refused();

@@ -140,8 +140,8 @@ impl Engines {
         Err(KeyError::NoPattern(key, &self.patterns))
     }
 
-    /// Resolves a key for a command. `about_pairs`: only to pairs, as for BFSET and similar
-    /// commands.
+    /// Resolves a key for a command. With `about_pairs` only key patterns of pairs match, as BFSET
+    /// and similar commands require.
     #[inline]
     pub fn resolve_for<'a>(&'a self, about_pairs: bool, key: &[u8]) -> Option<KeyRef<'a>> {
         if about_pairs {

@@ -230,7 +230,7 @@ impl Groups {
         stats
     }
 
-    /// Drops the groups of spaces that no longer exist. Returns whether there were any.
+    /// Drops the groups of spaces that no longer exist. Returns whether it dropped a group.
     pub(crate) fn retain(&self, is_there: impl Fn(u32) -> bool) -> bool {
         let state = &mut *self.state.lock();
         let gone = |key: &&Key| matches!(key.0, Scope::Space(number) if !is_there(number));

@@ -53,7 +53,8 @@ impl State {
         next.into_iter().flatten()
     }
 
-    /// Whether a key may end in this state.
+    /// Returns whether the automaton accepts in this state: the bytes read so far are a complete
+    /// key.
     fn is_final(self, pattern: &Pattern) -> bool {
         match (self, &pattern.end) {
             (State::Prefix(_), _) => false,

@@ -5,9 +5,9 @@ use super::{Action, Counter, Existence, LedgerMode, View};
 use crate::key_patterns::{Kind, Pattern, overlap};
 use std::collections::BTreeMap;
 
-/// Most counter spaces, and most existence spaces: SCAN's cursor has a byte for the space.
+/// Maximum number of spaces of each kind: SCAN's cursor has a byte for the space.
 const MOST_SPACES: usize = 256;
-/// Most views, and most actions.
+/// Maximum number of views, and of actions.
 const MOST_VIEWS: usize = 1024;
 
 /// Which views and actions may name what is not there.

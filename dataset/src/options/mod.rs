@@ -91,9 +91,9 @@ macro_rules! section {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fsync {
-    /// At most a second after its reply.
+    /// The write is synced within a second after its reply.
     Everysec,
-    /// Before its reply: writers that arrive together share one sync of the disk.
+    /// The write is synced before its reply. Writers that arrive together share one sync.
     Always,
     /// When the operating system sees fit.
     No,
@@ -423,7 +423,7 @@ const TOKEN_BYTES: u64 = 80;
 const UNBOUND_CACHE_BYTES: u64 = 64 << 20;
 
 impl Options {
-    /// Most bytes of the rows that were read from the disk.
+    /// Maximum bytes of the cache of rows that were read from disk.
     pub(crate) fn cache_bytes(&self) -> u64 {
         match (self.spill.cache_bytes, self.memory_bytes) {
             (0, u64::MAX) => UNBOUND_CACHE_BYTES,
@@ -432,7 +432,7 @@ impl Options {
         }
     }
 
-    /// Most tokens that are kept.
+    /// Maximum number of tokens that the server remembers.
     pub(crate) fn most_tokens(&self) -> usize {
         let most = self.memory_bytes / KEPT_PART / TOKEN_BYTES;
         self.tokens.max_tokens.min(usize::try_from(most).unwrap_or(usize::MAX))

@@ -10,7 +10,7 @@
 //!
 //! `cargo xtask sim dataset --runs 5000` runs more seeds; `--seed 7` replays one.
 //!
-//! Long: the model of a process and of its clients is in one file.
+//! Long: the model of a process and the model of its clients share their private types.
 
 use super::*;
 use crate::commit::encode::CommitSource;
@@ -514,7 +514,7 @@ fn spill(life: &RefCell<Life<'_>>) {
     }
 }
 
-// Long: one arm for each kind of change.
+// Long: a few lines for each kind of change; all kinds use the same `life` and `walk`.
 fn live(
     seed: u64,
     ids: &[u64],

@@ -149,7 +149,7 @@ pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
 }
 
 /// Recovers a data set from a disk. Creates the configured spaces if the disk is empty.
-// Long: its closures share the engines, the chunk and the error.
+// Long: the closures `learn`, `flush` and `push` borrow its local variables.
 pub fn recover_from(
     disk: Arc<dyn Disk>,
     options: &Options,

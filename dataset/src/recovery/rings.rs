@@ -189,8 +189,8 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     }
 }
 
-/// L1: ids above 2^40 open a second range. Both ranges roll, and every prefix of the log must
-/// contain the layout that its pairs need.
+/// L1: ids above 2^40 open a second range. Both ranges open new tables, and every prefix of the log
+/// must contain the layout that its pairs need.
 #[test]
 fn a_range_that_opens_is_in_the_log() {
     let here = Site::with(|existence| existence.max_aside = 2000);

@@ -39,7 +39,7 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
     weighed.filter(|range| range.1 > 0).max_by_key(|range| range.1)
 }
 
-/// Removes files whose rows are all below the horizon. Returns whether there were any. No other
+/// Removes files whose rows are all below the horizon. Returns whether it removed a file. No other
 /// thread may write files.
 pub(crate) fn remove_retired(
     ground: &SpillContext<'_>,
@@ -131,7 +131,7 @@ fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bo
 }
 
 /// Merges adjacent small files into one, because each file costs a descriptor and search time.
-/// Returns whether there were any.
+/// Returns whether it merged files.
 fn merge_neighbours(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool> {
     let files = space.cold().files();
     let damaged =
@@ -166,7 +166,7 @@ fn small_neighbours(
         })
 }
 
-/// Performs the most urgent work of a space. Returns whether there was any; `None` if memory is
+/// Performs the most urgent work of a space. Returns whether there was work; `None` if memory is
 /// short and nothing can free it.
 pub(super) fn do_urgent_work(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<bool>> {
     if !space.cold().files().below(space.horizon()).is_empty() {

@@ -5,7 +5,7 @@ use crate::engines::Engines;
 use crate::live::Live;
 use store::{FileEntry, Store};
 
-/// Removes the files of dropped spaces. Returns whether there were any.
+/// Removes the files of dropped spaces. Returns whether it removed a file.
 ///
 /// The drop must already be durable in the log, because recovery requires the files of all spaces
 /// in the catalogue. No other thread may write files.
@@ -27,7 +27,7 @@ pub(crate) fn remove_dropped(
     Ok(true)
 }
 
-/// Flushes the log, then removes the files of dropped spaces. Returns whether there were any.
+/// Flushes the log, then removes the files of dropped spaces. Returns whether it removed a file.
 pub fn forget_dropped(live: &Live<'_>) -> store::Result<bool> {
     let has_any = || {
         let engines = live.current.load();

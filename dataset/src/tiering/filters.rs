@@ -141,7 +141,7 @@ impl SpillContext<'_> {
         Ok(spilled)
     }
 
-    /// Removes the files of recycled tables. Returns whether there were any.
+    /// Removes the files of recycled tables. Returns whether it removed a file.
     pub(crate) fn drop_recycled(&self, space: &ExistenceSpace) -> store::Result<bool> {
         let (files, horizon) = (space.cold().files(), space.horizon());
         let (gone, kept): (Vec<_>, Vec<_>) =
@@ -221,7 +221,7 @@ pub(crate) fn merge_late(
     most_late(space).map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
-/// Performs the most urgent work of a space. Returns whether there was any; `None` if memory is
+/// Performs the most urgent work of a space. Returns whether there was work; `None` if memory is
 /// short and nothing can free it.
 pub(super) fn do_urgent_work(
     live: &Live<'_>,

@@ -6,7 +6,7 @@ use store::time;
 /// Maximum sleep between two checks for waiting writers.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Rate limit for one file operation.
+/// Rate limit for a file operation.
 pub struct IoThrottle<'a> {
     rate: u64,
     started: Instant,

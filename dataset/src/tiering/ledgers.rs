@@ -74,7 +74,7 @@ pub fn drop_pairs(
     Ok(Some((last, removed)))
 }
 
-/// Performs the most urgent work of a ledger. Returns whether there was any.
+/// Performs the most urgent work of a ledger. Returns whether there was work.
 pub(super) fn do_urgent_work(
     live: &Live<'_>,
     space: &ExistenceSpace,

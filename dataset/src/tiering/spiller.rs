@@ -61,7 +61,7 @@ impl Retries {
     }
 
     /// Removes the files of dropped spaces that remain after a crash, or after a drop replicated
-    /// from the master. Returns whether there were any.
+    /// from the master. Returns whether it removed a file.
     fn forget_dropped(&mut self, live: &Live<'_>, engines: &Engines) -> bool {
         // No space has the number 0, so 0 is the key of this work.
         let is_due = self.due.get(&0).is_none_or(|due| time::now() >= *due);
@@ -119,7 +119,7 @@ pub struct Spiller {
 }
 
 impl Spiller {
-    /// Performs the work of all spaces of the data set, if there is one, and scrubs one piece.
+    /// Performs the work of all spaces if a data set is open, and scrubs one piece of a file.
     /// Returns the sleep time before the next step; `None` if there may be more work.
     pub fn step(&mut self, live: Option<&Live<'_>>, durability: &Durability) -> Option<Duration> {
         let worked = live.is_some_and(|live| self.retries.do_all_urgent_work(live));

@@ -27,7 +27,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Writes the configuration for the next start. `<home>` stands for the server's folder.
+    /// Writes the configuration for the next start. Replaces `<home>` by the server's folder.
     pub(super) fn configure(&self, config: &str) -> Result<(), String> {
         let config = config.replace("<home>", &self.folder.path().to_string_lossy());
         std::fs::write(self.folder.path().join("tidemark.toml"), config).map_err(|e| e.to_string())
@@ -150,8 +150,8 @@ impl Servers {
         self.servers.get_mut(name).ok_or_else(|| format!("no server is named '{name}'"))
     }
 
-    /// Returns the server of a connection: `replica` and `replica.c2` use `replica`, `c2` uses
-    /// main.
+    /// Returns the name of the server that a connection is for. The connections `replica` and
+    /// `replica.c2` are for the server `replica`, `c2` is for [`MAIN`].
     fn server_of<'a>(&self, connection: &'a str) -> &'a str {
         let name = connection.split('.').next().unwrap_or(connection);
         if self.servers.contains_key(name) { name } else { MAIN }

@@ -77,7 +77,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 const READ_BYTES: usize = 64 << 10;
 /// Maximum bytes of received and undecoded replies: Redis's limit for a query buffer.
 const MAX_INBOX_BYTES: usize = 1 << 30;
-/// The same limit for replies of nodes and Sentinels.
+/// Maximum bytes of received and undecoded replies of a node or Sentinel.
 const MAX_PEER_INBOX_BYTES: usize = 16 << 20;
 /// Files of trusted authorities on Debian, Fedora, Alpine and the BSDs.
 const SYSTEM_AUTHORITIES: [&str; 3] =

@@ -76,13 +76,13 @@ impl StoredState {
         Some(StoredState { topology, election, lease_ms, giving })
     }
 
-    /// Reads the state; `None` if the folder has none.
+    /// Reads the stored cluster state; `None` if the folder has no such file.
     pub fn read(dir: &Path) -> io::Result<Option<StoredState>> {
         let advice = "remove it, then have the cluster's controller send the topology again";
         checked_file::read(dir, NAME, StoredState::decode, advice)
     }
 
-    /// Tests whether the disk would accept the state, by writing a temporary file.
+    /// Tests whether the cluster state can be written, by writing a temporary file.
     pub(crate) fn try_write(&self, dir: &Path) -> io::Result<()> {
         let name = format!("{NAME}.try");
         checked_file::write(dir, &name, &self.encode())?;

@@ -90,7 +90,7 @@ pub trait HandoverSource {
 }
 
 /// Executes CLUSTERX SETNODES ... HANDOVER. Returns the time for which requests were paused.
-// Long: the steps of the protocol in order, with what each failure undoes.
+// Long: a failed step must undo the steps before it, so all steps are in one function.
 pub async fn hand_over<G: HandoverSource>(
     giver: &G,
     text: &str,

@@ -17,7 +17,7 @@ pub enum State {
     Failed,
 }
 
-/// Poll state of one node. Times are in milliseconds since the Unix epoch.
+/// Poll state of a node. Times are in milliseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PollState {
     /// Time of the oldest unanswered poll; 0 if none.

@@ -70,7 +70,7 @@ pub struct Cluster {
     pub asked: AtomicU64,
     /// Number of partial requests that failed, by a timeout or without a connection.
     pub unanswered: AtomicU64,
-    /// Serializes changes of the state, including the write to disk.
+    /// Serializes changes of the cluster state, including the write to disk.
     changing: Mutex<()>,
     /// Locked during a hand-over of slots to replicas.
     pub handing: tokio::sync::Mutex<()>,

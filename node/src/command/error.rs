@@ -23,7 +23,7 @@ impl Refusal {
     /// An argument is not a 64-bit integer.
     pub const NOT_AN_INTEGER: Refusal =
         Refusal::fixed(b"ERR value is not an integer or out of range");
-    /// The same for hash commands.
+    /// The value of a hash field is not a 64-bit integer.
     pub const HASH_NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR hash value is not an integer");
     pub(crate) const OVERFLOW: Refusal =
         Refusal::fixed(b"ERR increment or decrement would overflow");

@@ -17,7 +17,7 @@ use std::cell::LazyCell;
 pub enum Touch<'a> {
     /// A row of counters, or one of its cells.
     Row(&'a CounterSpace, u64),
-    /// A pair; `None` stands for all pairs of the id.
+    /// A pair; `None` means all pairs of the id.
     Pair(&'a ExistenceSpace, u64, Option<Member<'a>>),
     /// The fields that a view returns for an id and a viewer. Read-only.
     Shown(&'a View, u64, Member<'a>),
@@ -63,7 +63,7 @@ pub enum Reach {
     Everything,
 }
 
-/// Footprint of one request.
+/// Footprint of a request.
 #[derive(Clone, Copy)]
 pub struct Footprint<'a> {
     spec: &'a Spec,
@@ -139,7 +139,7 @@ impl<'a> Footprint<'a> {
 
     /// Calls `each` for each id.
     pub fn ids(&self, mut each: impl FnMut(u64)) -> Reach {
-        // Id 0 stands for the cursors of consumer groups.
+        // Id 0 represents the cursors of consumer groups.
         if self.spec.group == "stream" && self.spec.has(flag::WRITE) {
             each(0);
         }

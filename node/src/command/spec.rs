@@ -151,7 +151,7 @@ pub enum Cost {
     Other(&'static str),
 }
 
-/// Specification of one command.
+/// Specification of a command.
 #[derive(Clone, Copy)]
 pub struct Spec {
     /// Lower-case name; `command|subcommand` for a subcommand.

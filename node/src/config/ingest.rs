@@ -103,7 +103,7 @@ dataset::section! {
     }
 }
 
-/// Most events of one step.
+/// Maximum number of events per step.
 const MOST_EVENTS: usize = 4096;
 
 impl Ingest {

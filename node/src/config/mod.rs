@@ -163,7 +163,7 @@ fn read_words(written: &mut toml::Table) {
     }
 }
 
-/// The same for one table, where `like` has a value of each key's type.
+/// Implements `read_words` for a section. `like` has a value of each key's type.
 fn read_words_like(like: &toml::Table, values: &mut toml::Table) {
     for (key, value) in values {
         let (Some(like), toml::Value::String(text)) = (like.get(key), &*value) else { continue };
@@ -276,9 +276,9 @@ impl Config {
         Ok(())
     }
 
-    /// Puts the id of every key pattern in braces, unless it is: `post:{{id}}` has keys like
-    /// `post:{17}`. Proxies and clients of several servers place a key by its hash tag, what stands
-    /// in the braces, so the row, cells and flags of one id stay together.
+    /// Puts the id of every key pattern in braces, unless it already is: `post:{{id}}` has keys
+    /// like `post:{17}`. Proxies and cluster clients choose the server of a key by its hash tag,
+    /// the text in braces. So the row, cells and flags of an id are on one server.
     pub fn put_hash_tags(&mut self) {
         let counters = self.counter.iter_mut().flat_map(|c| [&mut c.rows, &mut c.cells]);
         for patterns in counters.chain(self.existence.iter_mut().map(|e| &mut e.pairs)) {
@@ -583,7 +583,7 @@ mod tests {
                 let Some(unit @ (Unit::Seconds | Unit::Millis)) = key.unit() else { continue };
                 let range = range_of(section, key);
                 assert!(*range.end() <= MOST_TIME, "{section}.{}", key.name);
-                // A timetable needs a place.
+                // A backup schedule needs a folder.
                 let more = if *section == "backup" { "dir = \"/backups\"\n" } else { "" };
                 for value in [*range.start(), *range.end()] {
                     let (name, suffix) = (key.name, unit.suffix());

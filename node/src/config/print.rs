@@ -122,7 +122,7 @@ fn print_doc(out: &mut String, key: &Key) {
     }
 }
 
-/// Prints the entries of a list; without any the sample, as a comment.
+/// Prints the entries of a list. For an empty list, prints `sample` as a comment.
 fn print_or_show<T: Serialize + Default>(
     out: &mut String,
     name: &str,
@@ -143,8 +143,8 @@ fn print_or_show<T: Serialize + Default>(
     }
 }
 
-/// Prints the first entry with all grouped keys and their documentation, further entries with the
-/// values that are not defaults.
+/// Prints all entries of a list. The first entry has every grouped key with its documentation.
+/// Further entries have only values that differ from the defaults.
 fn print_entries<T: Serialize + Default>(
     out: &mut String,
     name: &str,

@@ -80,8 +80,8 @@ section! {
         /// Requests for many ids may have 2^20.
         #[live = true]
         max_request_args: usize = 16_384,
-        /// Maximum size of a client's unfinished requests; beyond it the client is
-        /// disconnected.
+        /// Maximum size of a client's unfinished requests. The server disconnects a client that
+        /// exceeds it.
         #[redis = "client-query-buffer-limit"]
         #[live = true]
         #[key = "max_query_buffer"]
@@ -109,7 +109,7 @@ section! {
         /// Maximum number of channels and patterns of one client.
         #[live = true]
         max_subscriptions: usize = 10_000,
-        /// Maximum memory of one client's subscriptions: the names, and 352 bytes for each.
+        /// Maximum memory of a client's subscriptions: the names, and 352 bytes for each.
         #[live = true]
         #[key = "max_subscriptions_memory"]
         #[with = "dataset::options::units::bytes"]
@@ -232,7 +232,8 @@ section! {
 }
 
 section! {
-    /// Backups, by BACKUP TO and by schedule: docs/operations.md says how to restore one.
+    /// Backups, by the command BACKUP TO or on a schedule. See docs/operations.md for restoring a
+    /// backup.
     Backup {
         /// Folder for backups, outside the data folder; empty switches them off. On the same
         /// disk a backup takes little space but is lost with it: copy it elsewhere.

@@ -167,7 +167,7 @@ impl<S: ?Sized> Metric<S> {
 pub struct Described {
     /// Name in `/metrics`.
     pub name: String,
-    /// Labels; `...` stands for a configured name.
+    /// Labels; `...` is a placeholder for a configured name.
     pub labels: String,
     /// Kind of the metric.
     pub kind: Kind,

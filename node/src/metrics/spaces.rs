@@ -13,7 +13,7 @@ type CounterMetric = Metric<CounterSpace>;
 type ExistenceMetric = Metric<ExistenceSpace>;
 type LedgerMetric = Metric<PairLedger>;
 
-/// Returns the fill ratio of the newest table. At 1 the table rolls.
+/// Returns the fill ratio of the newest table. At 1 the space closes it and opens a new one.
 fn newest(space: &CounterSpace) -> f64 {
     let rows = space.ranges().last().map_or(0, |range| range.rows);
     rows as f64 / space.rows_per_table().max(1) as f64
@@ -55,7 +55,7 @@ pub const COUNTER_SPACES: &[CounterMetric] = &[
         "",
         Gauge,
         "tidemark_counters_newest_fill_ratio",
-        "Fill of the newest table; it rolls at 1.",
+        "Fill of the newest table; at 1 a new table opens.",
         |s| Value::Rate(newest(s)),
     ),
     CounterMetric::new(
@@ -128,7 +128,7 @@ pub const EXISTENCE_SPACES: &[ExistenceMetric] = &[
         |s| s.layout().len().into(),
     ),
     ExistenceMetric::new(
-        "aside",
+        "outlier_pairs",
         Gauge,
         "tidemark_existence_outlier_pairs",
         "Pairs of outliers, stored exactly.",

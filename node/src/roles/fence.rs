@@ -186,8 +186,9 @@ impl Fence {
     /// Returns the number of promotions of other nodes that may have happened since this node was
     /// last the master. Each promotion has its own epoch, and the new term must exceed their terms.
     /// Returns 0 for an undisputed master, because a needless new term would reject another master
-    /// of the same term. After a restart or in a doubtful epoch, the Sentinel that chose the master
-    /// may not have announced its epoch yet. The result is then a large estimate.
+    /// of the same term. After a restart, or while an epoch is doubtful, a Sentinel may have
+    /// promoted a master without announcing the epoch yet. The result is then
+    /// `ASSUMED_MISSED_PROMOTIONS`.
     pub(crate) fn missed(&self) -> u64 {
         let heard = self.heard.lock();
         let missed = heard.missed();

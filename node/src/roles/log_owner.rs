@@ -155,10 +155,10 @@ fn run_as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::R
         let watch = || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
             runtime.block_on(async {
-                // Reacts to every role change, even to a reverted one. The change has closed the
-                // write gate, and only a new term as a master opens it. The guard from `wait_for`
-                // locks `orders`. It must be dropped before waiting for the workers, because a
-                // worker may be changing the role.
+                // Steps down after every role change, even if a later change reverted it. The
+                // change has closed the write gate, and only a new term as a master opens it. The
+                // guard from `wait_for` locks `orders`. It must be dropped before waiting for the
+                // workers, because a worker may be changing the role.
                 let is_ordered =
                     |_: &u64| !node.replication.is_master() || !node.replication.log_matches_role();
                 let ordered = async { drop(orders.wait_for(is_ordered).await) };

@@ -80,7 +80,7 @@ pub struct Process {
     pub clients: Clients,
     /// Subscriptions to channels and patterns.
     pub channels: Channels,
-    /// State of CLIENT PAUSE and of the pauses by role changes.
+    /// Which commands are paused, by CLIENT PAUSE or by a role change.
     pub pause: Pause,
     /// Users and their rules.
     pub acl: Acl,

@@ -121,7 +121,7 @@ async fn done(steps_down: &mut Option<JoinHandle<Result<u64, String>>>) -> Resul
     }
 }
 
-// Long: the arms of its loop share buffers and timestamps.
+// Long: all arms of the `select!` borrow the same buffers and timestamps.
 async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     node: &Arc<Node>,
     client: u64,

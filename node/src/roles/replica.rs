@@ -11,7 +11,7 @@
 //! Under Sentinel the request is delayed, by up to 1.3 s, until a Sentinel names this node as the
 //! master. Until that time clients only know the old master, which serves them.
 //!
-//! Long: the steps of one link, in sequence.
+//! Long: the steps of a link, from connecting to the last byte, share the private `ReplicaContext`.
 
 use crate::config::Fsync;
 use crate::roles::failover::describe_answer;
@@ -277,7 +277,7 @@ pub async fn follow(
 }
 
 /// Connects to the master, and reconnects after errors.
-// Long: any step of the loop may end it.
+// Long: many steps return from the function or continue the loop.
 async fn keep_up(
     host: &Host,
     here: &mut ReplicaContext,
@@ -574,7 +574,7 @@ async fn link(
 
 /// Copies bytes between the socket and the follower. Cancellation-safe, because all received
 /// batches are applied at every await point.
-// Long: the arms of its loop share buffers and timestamps.
+// Long: all arms of the `select!` borrow the same buffers and timestamps.
 async fn relay_bytes(
     here: &mut ReplicaContext,
     master: &Master,

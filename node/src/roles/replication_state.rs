@@ -4,7 +4,7 @@
 //! never change the role (`Call::answer_later`), and readers never wait. The write gate is one
 //! atomic. It is closed on a replica, on a fenced master, and on a master with too few replicas.
 //!
-//! Long: most functions are short queries of one state.
+//! Long: many short functions read or change the private fields of [`Replication`].
 
 use crate::config::Config;
 use crate::roles::failover_state::Failover;
@@ -228,7 +228,7 @@ impl Replication {
 
     /// Waits until this node becomes a replica. Other nodes may lack its last writes.
     pub async fn demoted(&self) {
-        // An error means that no sender is left, and `self` is one.
+        // Cannot fail, because `self` holds the sender.
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
     }
 
@@ -367,7 +367,7 @@ impl Replication {
 
     /// Waits until [`is_taking_over`](Replication::is_taking_over).
     pub(crate) async fn takes_over(&self) {
-        // An error means that no sender is left, and `self` is one.
+        // Cannot fail, because `self` holds the sender.
         let _ = self.subscribe().wait_for(|_| self.is_taking_over()).await;
     }
 
@@ -681,7 +681,7 @@ impl Replication {
         }
     }
 
-    /// Ends the lease. Writes no longer need one.
+    /// Ends the lease. Writes no longer need a lease.
     pub fn end_lease(&self, config: &Config) {
         self.leased.store(false, SeqCst);
         self.judge(config);

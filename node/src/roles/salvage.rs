@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use store::{MANIFEST, Position, SegmentName, parse_segment_name};
 
-/// Name of the folder while it is written. A failed attempt may leave one.
+/// Name of the folder until its files are complete. A failed attempt may leave the folder behind.
 const UNFINISHED: &str = ".tidemark-dropped.tmp";
 
 /// Saves the log from offset `from` to its end, durably. Returns the folder, or `None` if it exists

@@ -14,7 +14,7 @@ const CLOSING: u8 = 4;
 /// Blocked, and CLIENT UNBLOCK has no effect.
 const UNINTERRUPTIBLE: u8 = 5;
 
-/// Blocking state of one client.
+/// Blocking state of a client.
 #[derive(Default)]
 pub struct Blocked {
     state: AtomicU8,

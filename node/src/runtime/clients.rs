@@ -457,9 +457,9 @@ impl Clients {
     }
 
     /// Disconnects normal and Pub/Sub clients, so that their libraries ask Sentinel for the master.
-    /// Sentinel does the same after a role change (CLIENT KILL TYPE normal, TYPE pubsub). Keeps the
-    /// client `except`, and Sentinels, which it recognizes by their names. Returns the number of
-    /// disconnected clients.
+    /// Sentinel does the same after a role change (CLIENT KILL TYPE normal, TYPE pubsub). Does not
+    /// disconnect the client `except`, nor Sentinels, whose client names begin with `SENTINEL`.
+    /// Returns the number of disconnected clients.
     pub fn disconnect_users(&self, except: u64) -> usize {
         let mut users = self.list();
         users.retain(|client| {

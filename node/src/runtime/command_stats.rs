@@ -39,7 +39,7 @@ struct Cell {
     histogram: OnceLock<Box<Histogram>>,
 }
 
-/// Statistics of one worker.
+/// Statistics of a worker.
 pub struct Calls {
     /// Cells by the index of the command among all commands and subcommands.
     cells: Box<[Cell]>,
@@ -132,7 +132,7 @@ pub fn percentile_us(classes: &[u64], share: f64) -> Option<f64> {
     Some(end_of(class) as f64 / 1000.0)
 }
 
-/// Statistics of one command, summed over the workers.
+/// Statistics of a command, summed over the workers.
 #[derive(Clone)]
 pub struct Sums {
     /// Calls executed.

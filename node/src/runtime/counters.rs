@@ -22,7 +22,7 @@ impl Tally {
     }
 }
 
-/// Counters of one worker, in separate cache lines to avoid false sharing.
+/// Counters of a worker, in separate cache lines to avoid false sharing.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Tallies {

@@ -16,7 +16,7 @@ struct InboxState {
     waker: Option<Waker>,
 }
 
-/// Inbox of one client.
+/// Inbox of a client.
 #[derive(Default)]
 pub struct Inbox {
     state: Mutex<InboxState>,

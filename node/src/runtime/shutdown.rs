@@ -10,7 +10,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Handle to stop a server and to wait for its stop. Clones share their state.
+/// Handle that stops a server or waits until the server has stopped. All clones refer to one
+/// server.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<Shared>);
 
@@ -123,7 +124,7 @@ impl Stop {
 
     /// Waits until the server is stopped.
     pub async fn wait(&self) {
-        // An error means that no sender is left, and `self` is one.
+        // Cannot fail, because `self` holds the sender.
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage == Stage::Stopped).await;
     }
 
@@ -204,7 +205,7 @@ impl Stop {
 
     /// Waits until the wait identified by `until` ends, by a stop or a cancellation.
     pub async fn waited(&self, until: Instant) {
-        // An error means that no sender is left, and `self` is one.
+        // Cannot fail, because `self` holds the sender.
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage != Stage::Leaves(until)).await;
     }
 

@@ -187,7 +187,8 @@ fn damage_is_found_and_named() {
     assert_eq!(twice.err(), Some(DecodeError::NoRing));
 }
 
-/// A restored ring may be ahead of its frontier; its tables may still receive pairs.
+/// A restored ring can contain tables above its frontier. Replay may still add pairs to them, so
+/// they must not be spilled yet.
 #[test]
 fn restored_table_above_the_frontier_is_not_spilled() {
     let options = Options { spill: true, ..options() };

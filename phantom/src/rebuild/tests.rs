@@ -260,8 +260,8 @@ fn tables_have_the_other_rate_then() {
     assert_eq!(space.ask_rebuild(), space.to_rebuild().len());
 }
 
-/// Many pairs of few ids enlarge a table. After a resize one filter holds all its pairs, and the
-/// horizon does not rise earlier.
+/// Many pairs of few ids enlarge a table. A resize replaces its filters by one filter with all
+/// pairs. The resize does not raise the horizon, the lowest id that is still stored.
 #[test]
 fn a_resized_table_has_one_filter_and_keeps_the_horizon() {
     let options = Options { max_tables: 4, spill: false, ..options(0.001) };

@@ -1,4 +1,4 @@
-//! State of one id range: a chain of filters, and the set of deleted pairs.
+//! State of an id range: a chain of filters, and the set of deleted pairs.
 //!
 //! ```text
 //!   first filter     extension 1      extension 2           revoked
@@ -340,7 +340,7 @@ impl Table {
         self.found(self.filters_contain(pair, probe), pair)
     }
 
-    /// Returns the state of a pair, given whether any filter contains it.
+    /// Returns the state of a pair. `found`: whether a filter of the table contains the pair.
     #[inline]
     pub(crate) fn found(&self, found: bool, pair: &Pair) -> State {
         match found {

@@ -80,7 +80,7 @@ fn the_order_of_ids_does_not_matter() {
     }
 }
 
-/// Lowered limits recycle tables without a roll, and the log records the change. A follower
+/// Lowered limits recycle tables without a rollover, and the log records the change. A follower
 /// recycles only when the log says so.
 #[test]
 fn lowered_limits_recycle_at_once() {
@@ -278,7 +278,7 @@ fn the_forecast_comes_true() {
         *i += 1;
         add(&space, FIRST + *i, *i)
     };
-    // The space needs a few rolls to learn that no pair is late.
+    // The space must close a few tables to learn that no pair is late.
     while space.changes() < 25 {
         next(&mut i);
     }
@@ -448,8 +448,8 @@ fn outlying_ids_are_refused_at_the_memory_limit() {
     assert!(space.layout().len() > 3);
 }
 
-/// Two services write to one space, 2^52 apart. Tables of both ranges roll, and each keeps its
-/// error rate.
+/// Two services write to one space, 2^52 apart. Both ranges open new tables, and each table keeps
+/// its error rate.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     for spill in [false, true] {
@@ -478,7 +478,7 @@ fn two_ranges_of_ids_roll_side_by_side() {
         assert_eq!(tables.iter().filter(|table| table.early == 0).count(), 2, "open tables");
         assert!((0..1_000_000).all(|i| contains(&space, id(i), i) == Answer::Yes));
         assert_eq!(space.oldest_in_memory().map(|(low, _)| low), Some(0));
-        // Both ranges continue to roll after a restart from a snapshot alone.
+        // Both ranges still open new tables after a restart from a snapshot without a log.
         let copy = crate::copies::copy(&space);
         copy.lead();
         assert_eq!(
@@ -534,7 +534,8 @@ fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
     assert_eq!((open(&space), space.oldest_in_memory().map(|oldest| oldest.0)), (2, Some(upper)));
 }
 
-/// The horizon does not pass any id of a range in use. It rises again once that range is idle.
+/// The horizon, the lowest id that is still stored, does not pass any id of a range in use. It
+/// rises again once that range is idle.
 #[test]
 fn the_horizon_passes_no_range_in_use() {
     let space = space(2000, 8);

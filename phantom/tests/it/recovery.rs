@@ -126,7 +126,7 @@ impl Traffic {
         }
         self.logged = Some((course.changes, course.ranges));
         let generations = self.forgotten.drain(..).map(|id| (id, self.space.generation(id)));
-        // Generations below the horizon are unknown.
+        // Ids below the horizon, the lowest id that is still stored, have no generation.
         let generations = generations.filter(|(_, generation)| *generation > 0);
         self.log.extend(generations.map(|(id, generation)| Record::Generation(id, generation)));
         self.log.extend(states);
@@ -145,7 +145,7 @@ impl Traffic {
                 Answer::Yes => wrong += u32::from(!set),
             }
         }
-        // The log omits pairs below the current horizon, so their last state may be missing.
+        // The log omits pairs of ids that are no longer stored, so it may lack their last change.
         let above = self.model.range((self.space.horizon(), 0)..);
         let back = above.filter(|(pair, set)| {
             !**set && other.contains(pair.0, &Member::Number(pair.1)).unwrap() == Answer::Yes

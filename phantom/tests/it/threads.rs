@@ -9,7 +9,7 @@ fn small() -> Space {
 }
 
 /// P3: two threads set and then delete the same pairs. Each pair changes once, and `first` runs
-/// once. The ring rolls and recycles concurrently; at the start all ids are outliers.
+/// once. The ring opens and recycles tables concurrently; at the start all ids are outliers.
 #[test]
 fn of_two_equal_writes_one_changes() {
     let space = small();
@@ -53,7 +53,7 @@ fn of_two_equal_writes_one_changes() {
 
 const PAGE: u64 = 40;
 
-/// P1 during rolls: a reader finds every pair that another thread has set.
+/// P1 during rollovers: a reader finds every pair that another thread has set.
 #[test]
 fn readers_find_what_was_set_before_they_asked() {
     let space = small();

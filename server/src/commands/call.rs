@@ -1,4 +1,4 @@
-//! Execution context of one command: arguments, reply, and functions to wait for other work.
+//! Execution context of a command: arguments, reply, and functions to wait for other work.
 
 use crate::commands::turn::Step;
 use crate::session::suspend::SuspendResult;
@@ -39,7 +39,7 @@ pub(crate) struct Call<'a> {
     pub(crate) step: Step,
     /// Maximum number of items in this turn of a long request.
     pub(crate) most_items: usize,
-    /// Step that follows the items checked in this turn.
+    /// Next step of a long request. Set by a handler call that checked items and executed none.
     pub(crate) checked: Option<Step>,
     pub(crate) reply: Reply<'a>,
     pub(crate) session: &'a mut Session,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of items per handler call of a long request.
 pub(crate) const TURN_ITEMS: usize = 512;
-/// The same for tests of packed ids in memory: 0.1 ms of work.
+/// Maximum number of packed ids that a handler call tests in memory: 0.1 ms of work.
 pub(crate) const TURN_TESTS: usize = 4096;
 const TURN_TIME: Duration = Duration::from_millis(2);
 /// Number of items between two reads of the clock.

@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 
 /// Requests with fewer arguments run in one handler call.
 const LONG_ARGS: usize = 1024;
-/// The same limit for keys if a space has an exact ledger, because a lookup in its files takes up
-/// to 0.3 ms.
+/// Requests with fewer keys run in one handler call if a space has an exact ledger. A lookup in the
+/// ledger's files takes up to 0.3 ms.
 const LONG_LEDGER_ARGS: usize = 32;
 /// Maximum number of options after the ids of a page.
 const OPTIONS: usize = 4;
@@ -467,8 +467,8 @@ mod tests {
         assert_eq!(rest, format!("{}$3\r\nend\r\n", ":1\r\n".repeat(IDS as usize)));
     }
 
-    /// Number of the handler call that executes the first items. Call 1 only detects that the
-    /// request is long, and each 512 ids need one call for their checks.
+    /// Number of the handler call that executes the first items. Call 1 detects that the request is
+    /// long. Each of the following calls checks 512 ids.
     const BEGUN: u64 = 2 + IDS.div_ceil(512);
 
     /// Returns the reply to one request. Calls `behind` with the number of each handler call.

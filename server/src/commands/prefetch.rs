@@ -18,7 +18,7 @@ fn is_small(spec: &Spec) -> bool {
         || matches!(spec.keys, KeyArgs::Ids(..)) && spec.has(flag::WRITE)
 }
 
-/// Prefetcher for one batch. It caches the last space, because most requests of a batch name the
+/// Prefetcher for a batch. It caches the last space, because most requests of a batch name the
 /// same one.
 pub(crate) struct Prefetcher<'a> {
     engines: &'a Engines,

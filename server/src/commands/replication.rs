@@ -481,7 +481,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
 }
 
 /// INFO replication, with Redis's field names.
-// Long: one statement per line of the reply.
+// Long: a statement for each line of the reply, in Redis's order.
 pub(crate) fn info(node: &Node, out: &mut String) {
     let replication = &node.replication;
     let config = node.config();

@@ -57,8 +57,8 @@ pub(crate) const COMMANDS: &[Command] = &[
     TRANSACTIONS.row("watch", -2, flag::FAST | flag::STALE | flag::NOSCRIPT | flag::AT_ONCE,
         "key [key ...]", Once(watch),
         "Makes the next EXEC fail if one of the keys changes before it. The key of a counter \
-         watches its whole row. A schema change or a roll of a space counts as a change of all \
-         its keys.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
+         watches its whole row. A schema change or TM.ROLL counts as a change of all keys of \
+         the space.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
     TRANSACTIONS.row("unwatch", 1, ALWAYS | flag::FAST, "", Once(unwatch),
         "Discards the watched keys.").since("2.2.0"),
 ];

@@ -339,8 +339,9 @@ fn passes(error: &WriteError, outlier_refusals: &mut Option<(Instant, Instant)>)
     }
 }
 
-/// Records a refusal of outlier ids; returns whether such refusals persist. At first they may be
-/// temporary: a new table range may open, or other spaces may release memory.
+/// Records that the space refused an outlier id. Returns whether the refusals have lasted longer
+/// than `TEMPORARY_REFUSAL_TIME`. Until then they may be temporary: a new table range may open, or
+/// other spaces may release memory.
 fn refusals_persist(outlier_refusals: &mut Option<(Instant, Instant)>) -> bool {
     let now = time::now();
     let since = match *outlier_refusals {

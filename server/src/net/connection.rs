@@ -74,7 +74,7 @@ struct HeldReplies {
     replies: usize,
 }
 
-/// State of one client connection; see the module documentation.
+/// State of a client connection; see the module documentation.
 pub(crate) struct Connection {
     host: Arc<Host>,
     generation: u64,
@@ -202,7 +202,8 @@ impl Connection {
 
     /// Runs the event loop until the socket has no input or accepts no output. Returns `Ready` when
     /// the connection is closed.
-    // Long: the branches share the buffers and the state of the socket.
+    // Long: each step of the event loop may return `Pending`, and all steps borrow the same
+    // buffers.
     fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
         let Buffers { input, turn } = buffers;
         let node: &Arc<Node> = &self.host.now();
@@ -400,8 +401,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Moves messages from the client's inbox to the output and returns whether there were any. The
-    /// next iteration skips the inbox, so that a stream of messages cannot starve requests.
+    /// Moves messages from the client's inbox to the output. Returns whether the inbox had a
+    /// message. The next iteration skips the inbox, so that a stream of messages cannot starve
+    /// requests.
     fn take_messages(&mut self, cx: &Context<'_>, turn: &mut TurnBuffers) -> bool {
         let inbox = &self.processor.session.client.inbox;
         self.had_messages = inbox.take(&mut turn.out, Some(cx.waker()));

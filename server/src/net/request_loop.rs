@@ -43,7 +43,7 @@ const KEPT_OUT_BYTES: usize = 1 << 20;
 const MAX_BATCH_REQUESTS: usize = 32;
 const AHEAD_ARGS: usize = 1024;
 
-/// Buffers of one worker, shared by all its connections.
+/// Buffers of a worker, shared by all its connections.
 pub(crate) struct TurnBuffers {
     pub(crate) out: Vec<u8>,
     scratch: Scratch,
@@ -146,7 +146,7 @@ fn limits(config: &Config, session: &mut Session) -> Limits {
     }
 }
 
-/// State of one client's request processing; see the module documentation.
+/// State of a client's request processing; see the module documentation.
 pub(crate) struct RequestLoop {
     pub(crate) session: Session,
     scanner: Scanner,
@@ -263,7 +263,7 @@ impl RequestLoop {
         used
     }
 
-    // Long: a loop that may stop at each of its steps.
+    // Long: most steps of the loop may return or skip to the next request.
     fn execute_all(
         &mut self,
         node: Now<'_>,

@@ -189,8 +189,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.unsynced_since.get_or_insert(self.last_round_start);
             self.last_write = Some(now);
         }
-        // Use the time after the append, which may be slow because a roll syncs. Waiters are
-        // notified of the append only after this sync.
+        // Use the time after the append, which may be slow because it syncs when it begins a
+        // segment. Waiters are notified of the append only after this sync.
         let appended = source.now().max(now);
         let second_is_over =
             || self.unsynced_since.is_some_and(|t| appended.duration_since(t) >= MAX_UNSYNCED_AGE);

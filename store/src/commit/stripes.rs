@@ -229,7 +229,8 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Prepares a stripe for its first key of a round, before `leave` loads the round.
+    /// Sets the dirty bit of a stripe whose list was empty. The caller loads the round number after
+    /// this call, so that the round with that number logs the key.
     #[inline(never)]
     fn begin_list(&self, index: usize) {
         self.set_dirty(index);

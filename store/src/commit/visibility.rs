@@ -1,10 +1,12 @@
 //! Delay of replies that show changes which are not durable yet (C9).
 //!
+//! The commit thread works in *rounds*: a round logs and syncs all changes since the last one.
 //! Other clients see a change as soon as it is made, before its round is synced. Under `always` no
 //! reply may show data that a power cut could destroy. After it has read an id, a reader therefore
 //! looks up the round of the id's last change, and delays the reply until that round is synced. A
-//! table stores the last round for each of [`SIGHTS`] groups of ids. With a few dozen changes
-//! between two syncs, readers of other ids rarely collide with them.
+//! hash assigns each id to one of [`SIGHTS`] groups, and a table stores the round of the last
+//! change in each group. With a few dozen changes between two syncs, readers of other ids rarely
+//! collide with them.
 //!
 //! ```text
 //!   writer, in its stripe    number = CHANGING, change, mark, number = round
@@ -21,10 +23,10 @@ use super::source::Ticket;
 /// Number of groups of ids, a power of two. The table takes 512 KiB.
 const SIGHTS: usize = 1 << 16;
 
-/// Value while a writer changes an id of the group, because the round is not known yet.
+/// Value of a group while a writer changes one of its ids: the round number is not known yet.
 pub(super) const CHANGING: Ticket = Ticket::MAX;
 
-/// Rounds of the last changes, by group of ids.
+/// For each group of ids, the round of its last change.
 pub(super) struct VisibilityTable {
     groups: Box<[AtomicU64]>,
     /// Round of the last change that affects all ids.

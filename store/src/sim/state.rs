@@ -107,8 +107,8 @@ impl State {
     /// Whether the machine crashes at this step. The step's `effect` is applied with probability
     /// 1/2.
     pub(super) fn dies(&mut self, effect: impl FnOnce(&mut State)) -> bool {
-        // Only steps that change the disk can crash. A crash at a read is postponed to the next
-        // such step.
+        // Reads count as steps but never crash. If `crash_at` is a read, the crash happens at the
+        // next step that changes the disk.
         if self.crash_at.is_none_or(|at| self.steps < at) {
             return false;
         }

@@ -1,4 +1,5 @@
-//! Tests of backups and restores on a real disk, while the log rolls, restarts and loses its tail.
+//! Tests of backups and restores on a real disk, while the log begins new segments, restarts and
+//! loses its tail.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};

@@ -87,7 +87,7 @@ fn a_log_does_not_go_on_behind_a_header_that_the_disk_never_got() {
 fn a_clock_that_jumps_costs_nothing() {
     let disk = SimDisk::new(5);
     let mut told = Vec::new();
-    // Each startup begins a segment, and the log also rolls between startups.
+    // Each startup begins a segment, and full segments have successors between startups.
     for life in 0..3u8 {
         let (_, mut log, _, records) = start(&disk, options(256)).unwrap();
         assert_eq!(records, told);

@@ -3,7 +3,7 @@
 //!
 //! One seed determines each run, independent of real time. The test runs the rounds of the commit
 //! thread at the times when the thread would wake up. Time, writers and readers advance *during a
-//! sync*. `crash.rs` covers snapshots, manifests and rolls.
+//! sync*. `crash.rs` covers snapshots, manifests and new segments.
 //!
 //! Writers behave like the server's writers. A reply waits for its round under `always`, and under
 //! `everysec` if a sync is overdue. Writers change nothing while the log fails. Each change sets
@@ -51,7 +51,7 @@ struct World {
     random: fastrand::Rng,
     now_ms: u64,
     history: Vec<Change>,
-    /// Pending replies of writers: number of the change, and ticket.
+    /// Pending replies of writers: number of the change, from 1, and the ticket to wait for.
     waiting: Vec<(usize, Ticket)>,
     /// Pending replies of readers: key, last visible change, and the round to wait for.
     reading: Vec<(usize, usize, Ticket)>,

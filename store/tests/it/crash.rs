@@ -2,8 +2,8 @@
 //!
 //! One seed determines each run: a disk with fault rates, options, and several lives. A life
 //! recovers from the last crash and compares the state with the model. It then works (changes,
-//! commits, snapshots, seals, rolls) until a power cut or a kill at a random step, possibly during
-//! startup. The model records every attempted body for each sequence number of the log.
+//! commits, snapshots, seals, new segments) until a power cut or a kill at a random step, possibly
+//! during startup. The model records every attempted body for each sequence number of the log.
 //!
 //! Assertions after each crash:
 //!

@@ -15,8 +15,8 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v4")
 }
 
-/// Creates a data folder with all features of version 4: snapshot files, a roll, a void tail, a
-/// seal, records of several kinds.
+/// Creates a data folder with all features of version 4: snapshot files, two log segments, a void
+/// tail, a seal, records of several kinds.
 fn written_today() -> SimDisk {
     let disk = SimDisk::new(1);
     let (store, mut log, _, _) = start(&disk, options(400)).unwrap();

@@ -1,5 +1,5 @@
-//! Tests of tails: a tail from any position returns exactly the following batches, across rolls and
-//! failed syncs.
+//! Tests of tails: a tail from any position returns exactly the following batches, across segments
+//! and failed syncs.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ fn tail_returns_each_durable_batch_once() {
         assert_eq!((tail.position().offset, tail.position().chain), (end.offset, end.chain));
         let numbers: Vec<u64> = followed.iter().map(|(n, _)| *n).collect();
         assert_eq!(numbers, (1..=end.sequence).collect::<Vec<_>>(), "seed {seed}");
-        // Every durable position remains valid, even after restarts and rolls.
+        // Every durable position remains valid, even after restarts and in older segments.
         for place in places {
             let mut tail = Tail::open(disk_of(&disk), place, end)
                 .unwrap_or_else(|e| panic!("seed {seed}: {place}: {e}"));

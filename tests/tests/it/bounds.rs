@@ -104,7 +104,7 @@ fn ids_beyond_max_ahead_are_refused_or_become_outliers() {
     let c = &mut server.connection();
     settle(c, "liked");
     settle(c, "reposted");
-    assert_eq!(in_info(c, "aside"), 0);
+    assert_eq!(in_info(c, "outlier_pairs"), 0);
     for id in [u64::MAX, 1 << 63, 1200 + (1 << 20)] {
         for command in [
             format!("PH.ADD liked 7 {id}"),
@@ -133,7 +133,7 @@ fn ids_beyond_max_ahead_are_refused_or_become_outliers() {
             .ignore();
     }
     assert_eq!(pipe.query::<Vec<Vec<i64>>>(c).unwrap(), vec![[1]; 500]);
-    assert_eq!(figure_of(c, "reposted", "aside_pairs"), 500);
+    assert_eq!(figure_of(c, "reposted", "outlier_pairs"), 500);
     let server = server.restart();
     let c = &mut server.connection();
     let held: Vec<i64> = cmd("PH.EXISTS").arg("reposted").arg(7).arg(&far[..500]).query(c).unwrap();

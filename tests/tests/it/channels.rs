@@ -117,7 +117,7 @@ fn messages_to_oneself_come_behind_all_of_a_transaction() {
     };
     queue(&mut three, &[&["PUBLISH", "a", "x"], &["PING"]]);
     three.expect("*2\r\n:1\r\n+PONG\r\n").expect(&own);
-    // The same applies if the transaction has unsubscribed.
+    // The message also arrives if the transaction unsubscribes after the PUBLISH.
     queue(&mut three, &[&["PUBLISH", "a", "x"], &["UNSUBSCRIBE", "a"], &["PING"]]);
     three.expect("*3\r\n:1\r\n>3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n+PONG\r\n").expect(&own);
     three.request(&["PING"]).expect("+PONG\r\n");
@@ -154,7 +154,7 @@ fn a_large_message_overtakes_nothing_and_nothing_overtakes_it() {
     for text in texts {
         pattern.expect(&message('*', &["pmessage", "[a-b]", "a", text]));
     }
-    // The same in a transaction, with and without data commands.
+    // Repeats the test in a transaction, with and without data commands.
     let mut raw = server.raw();
     for (command, reply) in [("PING", "+PONG\r\n"), ("EXISTS", ":0\r\n")] {
         raw.request(&["MULTI"]).expect("+OK\r\n");

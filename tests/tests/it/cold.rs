@@ -230,8 +230,8 @@ fn scanned(connection: &mut Connection, count: u64) -> Vec<u64> {
     ids
 }
 
-/// Counting after a crash: the newest table of the last snapshot has rolled and spilled since, so
-/// no table covers both the spilled rows and later ones. DBSIZE must still be exact.
+/// Counting after a crash: the newest table of the last snapshot has been closed and spilled since,
+/// so no table covers both the spilled rows and later ones. DBSIZE must still be exact.
 #[test]
 fn rows_above_those_on_the_disk_are_counted_after_a_crash() {
     let server = TestServer::with(small);

@@ -276,7 +276,7 @@ fn walks_along_a_ring(browser: &Browser) {
 
 fn inspects_a_page(browser: &Browser, server: &TestServer) {
     let mut c = server.connection();
-    // A value wider than its field; a liked post; an absent row; a post below the horizon.
+    // A value wider than its field; a liked post; an absent row; a post below the lowest stored id.
     cmd("HSET").arg(&["post:3999", "like", "100000"]).exec(&mut c).unwrap();
     let ids = [3999, 3998, 900_000, 1];
     let page: Vec<Vec<Option<i64>>> =

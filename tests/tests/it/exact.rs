@@ -43,7 +43,7 @@ fn raw(port: u16) -> Raw {
 }
 
 /// 40,000 increments and sets with values that outgrow their bits and shrink back, while widths
-/// change and tables roll. Replies equal redis-server's.
+/// change and new tables open. Replies equal redis-server's.
 #[test]
 fn every_field_holds_any_i64_as_redis_does() {
     let redis = redis();

@@ -297,7 +297,7 @@ fn where_we_are_stricter_than_redis() {
             "-ERR Protocol error: expected CRLF after a bulk string\r\n",
             "+PONG",
         ),
-        // The same for the byte after the CR of a header line.
+        // The byte after the CR of a header line must also be LF.
         ("*1\rx$4\r\nPING\r\n", "-ERR Protocol error: invalid multibulk length\r\n", "+PONG"),
         ("*1\r\n$4\rxPING\r\n", "-ERR Protocol error: invalid bulk length\r\n", "+PONG"),
         // Redis searches for the end of a header as a C string; with a NUL before it, Redis waits

@@ -519,7 +519,7 @@ fn like_counts_after_row_deletion_despite_set_flag() {
         // The other viewer's flag is still set.
         ("FEED.ACT like 78 5", "*1\r\n:0\r\n"),
         ("FEED.GET home 78 5", "*1\r\n*6\r\n:1\r\n:0\r\n:0\r\n:0\r\n:1\r\n:0\r\n"),
-        // The same for a viewer flagged without the action.
+        // The viewer's flag was set by SADD instead of the action.
         ("SADD liked:6 77", ":1\r\n"),
         ("FEED.ACT like 77 6", "*1\r\n:1\r\n"),
         ("FEED.ACT like 77 6", "*1\r\n:0\r\n"),

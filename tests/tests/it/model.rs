@@ -2,8 +2,8 @@
 //! overflow, aux overflow, outliers and revocation occur constantly.
 //!
 //! Checked at every step: counts are exact; there are no false negatives; *unknown* is returned
-//! exactly below the horizon; a flag and its counter change together; false positives stay within
-//! the configured rate, with a margin for small samples.
+//! exactly below the horizon, the lowest id that is still stored; a flag and its counter change
+//! together; false positives stay within the configured rate, with a margin for small samples.
 //!
 //! `cargo xtask model commands` runs longer with `--steps` (default 1,000,000 per seed) and
 //! `--runs` (default 3, from seed 1), or replays one `--seed`.
@@ -57,7 +57,7 @@ struct Run {
     now: u64,
     page: Page,
     horizon: [u64; 2],
-    /// Number of horizon changes.
+    /// Number of times that the horizon rose.
     horizons: u64,
 }
 

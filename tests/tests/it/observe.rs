@@ -345,7 +345,7 @@ fn a_scan_finds_every_row_while_others_write() {
                 if done.load(std::sync::atomic::Ordering::Relaxed) {
                     return;
                 }
-                // New rows cause tables to roll and be rewritten during the scan.
+                // Because of the new rows, tables are closed and rewritten during the scan.
                 cmd("HINCRBY")
                     .arg(format!("post:{}", 800_000 + i))
                     .arg("like")

@@ -125,7 +125,7 @@ fn reads_allocate_nothing() {
     server.stop();
 }
 
-/// Rows of one request, or of up to 32 requests in a batch, are prefetched together and cost one
+/// Rows of a request, or of up to 32 requests in a batch, are prefetched together and cost one
 /// memory latency.
 #[cfg_attr(
     not(debug_assertions),

@@ -1,5 +1,5 @@
-//! Two services share a space, with ids 2^52 apart: no write is refused, tables of both ranges
-//! roll, and a restart, a crash and a replica reproduce tables and rows.
+//! Two services share a space, with ids 2^52 apart: no write is refused, both ranges open new
+//! tables, and a restart, a crash and a replica reproduce tables and rows.
 
 use crate::replication::{follow, wait_for_sync};
 use redis::{Connection, cmd};
@@ -62,7 +62,7 @@ fn verify(c: &mut Connection, posts: u64, what: &str) -> [Vec<u64>; 2] {
     ["post", "liked"].map(|space| {
         let is_table = |table: &&HashMap<String, redis::Value>| {
             let place = redis::from_redis_value::<String>(table["where"].clone());
-            place.unwrap() != "aside"
+            place.unwrap() != "outliers"
         };
         let all = tables(c, space);
         all.iter().filter(is_table).map(|table| number(table, "low") as u64).collect()
@@ -140,10 +140,10 @@ fn restart_restores_ranges_opened_under_memory_pressure() {
         let spaces: Vec<HashMap<String, redis::Value>> =
             cmd("TM.SPACE").arg("LIST").query(c).unwrap();
         let post = &spaces[0];
-        ["aside_rows", "memory_bytes"].map(|name| number(post, name) as u64)
+        ["outlier_rows", "memory_bytes"].map(|name| number(post, name) as u64)
     };
-    let [aside, memory] = look(c);
-    assert!(aside < 2000, "{aside} rows lie aside");
+    let [outliers, memory] = look(c);
+    assert!(outliers < 2000, "{outliers} outlier rows");
     let mut server = server;
     for _ in 0..2 {
         server = server.restart();

@@ -74,7 +74,7 @@ fn generated_reposts_are_counted_once_per_user() {
     assert!((5 * events..8 * events).contains(&(10 * pairs)), "{pairs} pairs of {events}");
 }
 
-/// The same with the real data set, where available.
+/// Repeats the test with the real data set, where available.
 #[test]
 fn real_reposts_are_counted_once_per_user() {
     if let Some(path) = real_file() {

@@ -1,6 +1,6 @@
 //! Floods of ids near 2^64, from a broken client (-1, -2, ...) or an attacker: before, during and
-//! after normal traffic. They must not affect rolling, the error rate or the horizon, and no pair
-//! may be lost. No space sets `max_ahead` here.
+//! after normal traffic. They must not affect the closing of tables, the error rate or the horizon
+//! (the lowest id that is still stored), and no pair may be lost. No space sets `max_ahead` here.
 
 use redis::{Connection, cmd};
 use tidemark_server::config::{Config, LedgerMode};
@@ -12,7 +12,7 @@ const LIKES: u64 = 10;
 fn small(config: &mut Config) {
     let liked = &mut config.existence[0];
     (liked.pairs_per_table, liked.max_tables, liked.false_positive_rate) = (8000, 6, 0.001);
-    // Recycling, so that there is a horizon.
+    // The space recycles tables, so that its lowest stored id rises.
     (liked.spill, liked.ledger) = (false, LedgerMode::Off);
     // Enough memory for the outliers.
     liked.memory_limit_bytes = 64 << 20;
@@ -171,7 +171,8 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
     assert_eq!(rows, 60_000.0, "outliers are not in tables");
     assert!(number(&all[all.len() - 1], "low") as u64 > FIRST + 50_000 * 16, "{all:#?}");
     for table in &all[..all.len() - 1] {
-        // An extension may be a third of a small table.
+        // The extend dictionary can take a third of a small table, so the limit applies to large
+        // tables.
         let rows = number(table, "rows");
         assert!(
             rows > 1000.0 && (rows < 10_000.0 || number(table, "bytes_per_row") < 16.0),

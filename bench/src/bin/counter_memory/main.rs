@@ -82,7 +82,7 @@ fn count(rng: &mut fastrand::Rng, mean: f64, sigma: f64, share: f64) -> i64 {
     ((mean / share).ln() - sigma * sigma / 2.0 + sigma * normal).exp() as i64
 }
 
-// Long: a sequence of measurements.
+// Long: every step changes or measures the same space.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let schema = Schema::parse(&arguments.schema)?;

@@ -154,7 +154,8 @@ impl Data {
         (counts, [likes, read])
     }
 
-    /// Returns `number` pages of `size` posts. On average the viewer has liked or read two of them.
+    /// Returns `number` pages of `size` random posts. With `Uniform` the viewer has liked or read
+    /// one post in ten.
     pub(crate) fn pages(
         &self,
         number: usize,

@@ -159,7 +159,7 @@ struct Batch {
 
 /// Requests pages in a closed loop for some time. If `likes` is given, one request in ten is a
 /// like.
-// Long: the branches of its loop share buffers and timestamps.
+// Long: the branches of the loop borrow the same buffers and timestamps.
 pub(crate) fn closed(
     server: &Server,
     pool: &Pool,

@@ -82,8 +82,8 @@ struct Args {
     /// profile for a profile-guided build
     #[arg(long)]
     train: bool,
-    /// Measures latencies of pages, and of Redis's PING, during snapshots, rolls, spills, schema
-    /// changes and full syncs
+    /// Measures latencies of pages, and of Redis's PING, during snapshots, table rollovers, spills,
+    /// schema changes and full syncs
     #[arg(long)]
     tail: bool,
     /// Seed of all random choices

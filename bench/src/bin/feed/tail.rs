@@ -1,6 +1,7 @@
-//! Page latency while the server does other work: snapshots, rolls, spills, schema changes and full
-//! syncs, repeated during a measurement. Pages arrive in an open loop at 0.7 of the server's
-//! throughput. Redis's PING at the same rate shows the latency of the machine and the sockets.
+//! Page latency while the server does other work: snapshots, table rollovers, spills, schema
+//! changes and full syncs, repeated during a measurement. Pages arrive in an open loop at 0.7 of
+//! the server's throughput. Redis's PING at the same rate shows the latency of the machine and the
+//! sockets.
 //!
 //! The server runs on one core and the client on another. The thread that triggers the work runs on
 //! the server's core. The replica of a full sync runs on the client's core with `nice`, because
@@ -21,11 +22,11 @@ use tidemark_bench::server::Server;
 /// Share of the server's throughput.
 const SHARE: f64 = 0.7;
 const CONNECTIONS: usize = 8;
-/// Pause between two snapshots, rolls and so on. Short enough that the work affects the slowest
+/// Pause between two snapshots, rollovers and so on. Short enough that the work affects the slowest
 /// thousandth of the pages, and long enough that one core can do the work and serve the pages.
 const PAUSE: Duration = Duration::from_millis(400);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Rows of a table that is rolled or spilled, and rows per request.
+/// Rows of a table that is closed or spilled, and rows per request.
 const ROWS: u64 = 10_000;
 const ROWS_AT_ONCE: u64 = 100;
 /// Indices of Redis's PING, and of Tidemark's pages without other work.

@@ -194,7 +194,7 @@ fn start(dir: &Path, setup: &Setup, after: &str) -> io::Result<Node> {
     Ok(node)
 }
 
-// Long: a sequence of steps with the same data set.
+// Long: every step changes or measures the same data set.
 fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     const KILLS: u64 = 3;
     let all = Rows::new();

@@ -107,7 +107,8 @@ impl World {
         self.sim_counts.borrow_mut().kills += 1;
     }
 
-    /// Enters a stage of a hand-over. Kills the master if the stage was selected for that.
+    /// Records that a hand-over has reached `stage`. May kill the master if `kill_stage` is that
+    /// stage.
     pub(super) async fn stage(self: &Rc<World>, number: usize, stage: Stage) {
         let is_doomed = self.process(number).is_some_and(|it| it.kill_stage.get() == Some(stage));
         // A hand-over may enter some stages several times.

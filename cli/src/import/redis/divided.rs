@@ -13,8 +13,8 @@ use std::collections::{HashMap, HashSet};
 pub(super) struct DividedRows {
     /// Ids by space.
     ids: HashMap<String, HashSet<u64>>,
-    /// Whether an earlier attempt, whose rows are unknown, may have read divided rows. If so, any
-    /// row may be divided.
+    /// Whether any row may be divided. True if an earlier attempt of the import read rows, because
+    /// it did not save which of them are divided.
     may_be_any: bool,
 }
 

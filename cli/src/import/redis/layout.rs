@@ -4,12 +4,12 @@
 //! hash    key=post:{id} space=post                      one hash per row, fields are counters
 //! hash    key=p:{id} space=post fields=likes>like,reads>read    renamed fields; others ignored
 //! string  key=like:{id} space=post fields=like          one key per counter
-//! string  key=post:{id}:{field} space=post              the same, with the name in the key
+//! string  key=post:{id}:{field} space=post              one key per counter, named in the key
 //! string  key=c:{id} space=post fields=like,read pack=struct:<I4I4  packed by struct.pack (Lua)
 //! string  key=c:{id} space=post fields=like,read pack=msgpack       packed by cmsgpack.pack
 //! buckets key=likes:{id} space=post fields=like per=1000   hash = id / 1000, field = id % 1000
 //! buckets key=likes:{id} space=post fields=like         the field is the id itself
-//! buckets key=likes space=post fields=like              the same, in one hash
+//! buckets key=likes space=post fields=like              one hash; the field is the id
 //! buckets key=b:{id} space=post fields=like field=user.{id}     fields are complete old keys
 //! string  key=view:{id}:{shard} space=post fields=read sum=0..15    shards of a counter
 //! set     key=liked:{id} space=liked                    one set of members per post

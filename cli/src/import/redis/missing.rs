@@ -271,7 +271,7 @@ impl Finder {
 fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
     let name = |at: &usize| layout.fields.get(*at).map_or(&b""[..], |(from, _)| from.as_bytes());
     let field = positions.first().map_or(&b""[..], name);
-    // All ids of such a bucket are in `ambiguous_ids`; the PING takes the place of a request.
+    // All ids of such a bucket are in `ambiguous_ids`; a PING is sent instead.
     let Some(keys) = layout.keys(id, field) else { return put_command(out, &[b"PING"]) };
     let key = &keys[0];
     match layout.container {

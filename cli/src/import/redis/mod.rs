@@ -53,8 +53,8 @@ use writer::{Failure, Writer};
 
 const MESSAGES: usize = 16;
 const PROGRESS_POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Interval between writes of the state. `PROGRESS_LINE_INTERVAL`: interval between progress lines
-/// without a terminal.
+/// Interval between writes of the import's state file. `PROGRESS_LINE_INTERVAL`: interval between
+/// progress lines without a terminal.
 const STATE_WRITE_INTERVAL: Duration = Duration::from_secs(1);
 const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);

@@ -229,7 +229,7 @@ impl ReaderThread {
     }
 
     /// Checks the oldest suspect if its batch of changed keys has been acknowledged. Returns
-    /// whether it checked one.
+    /// whether it checked a suspect.
     fn check_oldest_suspect(&mut self) -> Result<io::Result<bool>, ReceiverGone> {
         let acknowledged = self.reading.acknowledged.load(Relaxed);
         let is_ripe = self.suspects.front().is_some_and(|some| some.told <= acknowledged);

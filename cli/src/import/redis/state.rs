@@ -41,8 +41,8 @@ impl StateFile {
         StateFile(path.to_owned())
     }
 
-    /// Reads the state; returns `None` if there is no file. Fails if the file belongs to another
-    /// import.
+    /// Reads the import's state; returns `None` if there is no file. Fails if the file belongs to
+    /// another import.
     pub(crate) fn read(
         &self,
         import: &[String],

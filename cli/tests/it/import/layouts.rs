@@ -37,7 +37,7 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     ended(&child.wait_with_output().unwrap(), 1, &["keys could not be copied completely"]);
     let words = ["2 keys not readable; 0 keys differ"];
     done(from(&["--only-verify", "--allow-extra"]), 1, &words);
-    // The same holds for packed values with names: msgpack's 12.5 is not an integer.
+    // Packed values with names must be integers, too: msgpack's 12.5 is refused.
     let script = "return redis.call('SET', 'm:3', cmsgpack.pack({like = 4, read = 12.5}))";
     cmd("EVAL").arg(script).arg(0).query::<()>(&mut redis.connection()).unwrap();
     let packed = layouts(&["string key=m:{id} space=post fields=like,read pack=msgpack"]);

@@ -351,7 +351,8 @@ fn what_a_master_says_is_one_line_of_info() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
-        // The same text in its reply to TM.REPLICATE, and in a frame in place of Welcome.
+        // The master sends the forged text as its reply to TM.REPLICATE, then in a frame instead of
+        // Welcome.
         let error = format!("-ERR {}\r\n", FORGED.trim_end().replace('\r', ""));
         let refused = [&[72][..], b"frames ", FORGED.as_bytes(), &[b'x'; 1 << 20]].concat();
         let frame = store::frame_head(store::Check::new().u64(0), &refused);

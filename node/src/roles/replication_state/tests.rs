@@ -258,7 +258,8 @@ fn node_with_diverged_or_discarded_data_is_not_promotable() {
     assert!(!replication.is_fit() && !is_fit_after_a_start());
     replication.synced(&config);
     assert!(replication.is_fit() && is_fit_after_a_start());
-    // Data are discarded only once, because another node may have the master's address later.
+    // A forced REPLICAOF discards this node's data once. After the sync it is no longer forced,
+    // because another node may get the master's address later.
     let forced = Order { master: Some(other(1)), forced: true, ..Order::default() };
     assert!(replication.order(&config, forced, || ()).unwrap() && replication.is_forced());
     let again = Replication::new();

@@ -106,7 +106,7 @@ pub struct Tracking {
     broadcasts: AtomicUsize,
     /// Horizons of existence spaces, by space number, at the last [`Tracking::tidy`].
     horizons: Mutex<HashMap<u32, u64>>,
-    /// Approximate number of table entries of former trackers.
+    /// Approximate number of entries in `table` whose client has stopped tracking or disconnected.
     stale: AtomicUsize,
     /// Number of entries evicted.
     pub(crate) evicted: AtomicU64,
@@ -134,7 +134,7 @@ thread_local! {
 
 /// An invalidation, encoded at most once per protocol.
 struct Invalidation<'a> {
-    /// Keys; `None` stands for all.
+    /// Keys; `None` means all keys.
     pub keys: Option<&'a [&'a [u8]]>,
     push: Vec<u8>,
     channel: Vec<u8>,

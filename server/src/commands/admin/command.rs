@@ -160,8 +160,8 @@ fn named(name: &[u8]) -> Option<&'static Spec> {
     }
 }
 
-/// Maximum number of names per request. The description of a command is about a thousand times
-/// longer than its name.
+/// Maximum number of names per request. The reply describes each command, in about a thousand times
+/// the bytes of its name.
 const MAX_NAMES: usize = 1024;
 
 /// Returns the names given in a request, up to the limit.

@@ -196,7 +196,6 @@ impl Plan {
 /// Executes a request that [can be split](can_be_parted). Writes the reply, or registers the
 /// request with the session's [`Gathering`](super::gathering::Gathering), which supplies the reply
 /// later. `told` is the layout hash that a coordinator sent.
-// Long: takes all parameters of a command's execution.
 #[expect(clippy::too_many_arguments, reason = "parameters of execute")]
 pub(crate) fn answer(
     number: u16,
@@ -300,7 +299,6 @@ fn separate(
     Ok(Some(kept))
 }
 
-// Long: takes all parameters of a command's execution.
 #[expect(clippy::too_many_arguments, reason = "parameters of execute")]
 fn own_part(
     number: u16,

@@ -120,7 +120,7 @@ pub(super) struct Page {
     pub(super) again: Vec<(usize, Vec<u8>)>,
 }
 
-/// Requests of one client that wait for other nodes.
+/// Requests of a client that wait for other nodes.
 #[derive(Default)]
 pub(crate) struct Gathering {
     pub(super) batch: Arc<Batch>,

@@ -54,7 +54,7 @@ pub(crate) enum Failure {
 /// Complete reply of another node, or a failure.
 pub(crate) type Answer = Result<Vec<u8>, Failure>;
 
-/// Requests of one client to other nodes. The batch completes when all of them have replies.
+/// Requests of a client to other nodes. The batch completes when all of them have replies.
 #[derive(Default)]
 pub(crate) struct Batch(Mutex<Answers>);
 

@@ -4,8 +4,8 @@
 //! seen. The ids are tested in batches whose cache misses overlap. The result is kept in
 //! [`Scratch::unseen`] and written at the end, so a long request is one reply or one error.
 //!
-//! With MARK an id is part of the reply only if this request has set its flag. Of two concurrent
-//! requests of one member, one gets the id.
+//! With MARK an id is part of the reply only if this request has set its flag. If two requests of a
+//! member run concurrently, only one of them returns the id.
 
 use crate::commands::call::{Call, integer, set_option_once};
 use crate::commands::command::{Command, Group, Run::Long};

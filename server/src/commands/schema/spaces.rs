@@ -74,7 +74,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          aux and extend dictionaries. Existence spaces add the configured, expected and measured \
          false-positive rates, and the time until recycling; the first table starts at the \
          horizon. Cold files of a space precede its tables and have where = 'disk'. Outliers come \
-         last and have where = 'aside'. A space with fewer than 64 ids has only outliers.")
+         last and have where = 'outliers'. A space with fewer than 64 ids has only outliers.")
         .linear("tables"),
     SCHEMA.row("tm.advise", 2, flag::READONLY | flag::NO_MULTI | flag::NAMED, "space", Once(advise),
         "Recommends the bits per field that use the fewest bytes, from a sample of up to a \
@@ -292,7 +292,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("rows", Value::Count(space.all_rows())),
                 ("cold_rows", Value::Count(space.cold().rows())),
                 ("cold_files", count(space.cold().files().all().len())),
-                ("aside_rows", Value::Count(space.outlier_rows())),
+                ("outlier_rows", Value::Count(space.outlier_rows())),
                 ("tables", count(space.ranges().len())),
                 ("memory_bytes", Value::Count(space.memory_bytes())),
                 ("memory_limit_bytes", Value::Count(space.declared().memory_limit_bytes)),
@@ -309,7 +309,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
                 ("false_positive_rate", Value::Number(space.false_positive_rate())),
                 ("ledger", Value::Text(ledger.to_owned())),
                 ("pairs", Value::Count(space.pairs())),
-                ("aside_pairs", count(space.outlier_pairs())),
+                ("outlier_pairs", count(space.outlier_pairs())),
                 ("most_revoked", count(space.most_revoked())),
                 ("tables", count(space.layout().len())),
                 ("memory_bytes", Value::Count(space.memory_bytes())),
@@ -397,7 +397,7 @@ fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
     all.extend(outliers.map(|range| {
         vec![
             ("space", Value::Text(space.name().to_owned())),
-            ("where", Value::Text("aside".to_owned())),
+            ("where", Value::Text("outliers".to_owned())),
             ("low", Value::Id(range.low)),
             ("last", Value::Id(range.last)),
             ("rows", Value::Count(range.rows)),
@@ -447,7 +447,7 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
     all.extend(space.outlier_range().map(|(low, last, pairs)| {
         vec![
             ("space", Value::Text(space.name().to_owned())),
-            ("where", Value::Text("aside".to_owned())),
+            ("where", Value::Text("outliers".to_owned())),
             ("low", Value::Id(low)),
             ("last", Value::Id(last)),
             ("pairs", Value::Count(pairs)),

@@ -120,7 +120,7 @@ impl<'a> Log<'a> {
         Log { node, end: node.durability.applied_and_synced() }
     }
 
-    /// Returns the place where a reader starts, or `None` if it is beyond the end. On a replica,
+    /// Returns the position where a reader starts, or `None` if it is beyond the end. On a replica,
     /// entries at such a position may still arrive. On a master, it belongs to a diverged history,
     /// which is an error.
     fn find(&self, scope: Scope, start: Start) -> Result<Option<Place>, Refusal> {
@@ -212,7 +212,7 @@ impl<'a> Log<'a> {
         Ok(first)
     }
 
-    /// Passes entries after a place to `each`, encoded for a reply, until `each` or `goes_on`
+    /// Passes entries after a position to `each`, encoded for a reply, until `each` or `goes_on`
     /// returns false.
     fn read(
         &self,
@@ -271,7 +271,7 @@ impl<'a> Log<'a> {
         Ok(found)
     }
 
-    /// Appends the entries after a place to `found` until it is full.
+    /// Appends the entries after a position to `found` until it is full.
     fn collect(
         &self,
         scope: Scope,

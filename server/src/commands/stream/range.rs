@@ -97,8 +97,8 @@ struct Range {
 }
 
 impl Range {
-    /// Parses the range. The inner error stands for an empty reply: true for nil, false for an
-    /// empty array.
+    /// Parses the range. The inner `Err` means that the reply is empty: nil for true, an empty
+    /// array for false.
     fn read(call: &Call<'_>, is_reverse: bool) -> Result<Result<Range, bool>, Refusal> {
         let (low, high) = if is_reverse { (3, 2) } else { (2, 3) };
         let (low, high) = (call.args.at(low), call.args.at(high));

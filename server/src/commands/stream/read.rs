@@ -74,7 +74,7 @@ fn no_space(key: &[u8]) -> Refusal {
 enum StartPosition {
     /// The last entry (`+`). Becomes `Behind` when the entry's id is known.
     Last,
-    /// Entries after a start. The first read sets the place.
+    /// Entries after a start. The first read sets the position.
     Behind(Start, Option<Place>),
     /// Entries that no consumer of the group has received.
     New,

@@ -145,7 +145,7 @@ impl Choices<'_> {
         (0..=self.byte() % 4).flat_map(|_| one(self)).collect()
     }
 
-    // Long: one line for each command.
+    // Long: a `match` with a line or two for each command.
     pub(super) fn known(&mut self, kind: usize) -> Vec<String> {
         let word = |word: &str| vec![word.to_owned()];
         let field_value = |c: &mut Self| vec![c.of(&FIELDS).to_owned(), c.value()];

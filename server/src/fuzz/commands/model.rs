@@ -353,7 +353,7 @@ impl Model {
     }
 
     /// Returns `None` if the command fails.
-    // Long: one arm for each command.
+    // Long: a `match` with an arm of a few lines for each command. The arms share two closures.
     fn execute_now(&mut self, name: &[u8], words: &[Vec<u8>]) -> Option<Frame> {
         let opposite = |text: &[u8]| number(text)?.checked_neg();
         let int = |is: bool| Frame::Integer(is.into());
