@@ -345,7 +345,7 @@ impl<'a> Call<'a> {
 /// Checks the number of packed ids in a request.
 pub(crate) fn check_packed(ids: usize, args_limit: usize) -> Outcome {
     let most = args_limit.min(MAX_PACKED_IDS);
-    if ids > most { Err(refuse!("ERR IDS may have {most} ids")) } else { Ok(()) }
+    if ids > most { Err(refuse!("ERR too many ids: at most {most} per request")) } else { Ok(()) }
 }
 
 #[inline]

@@ -95,7 +95,7 @@ const TOOLS: &[Tested] = &[
         name: "tcl suite of Redis, flow tests of RedisBloom",
         version: "8.0.2; of 2026",
         works: "counts and reasons: [testing.md](testing.md#suites-of-redis-and-redisbloom)",
-        tests: &["expected_failures_have_reasons_and_the_proxy_gives_names_back"],
+        tests: &["expected_failures_have_reasons_and_proxy_restores_names"],
     },
 ];
 

@@ -77,7 +77,7 @@ fn unseen(call: &mut Call<'_>) -> Answered {
 
 /// Returns the error for a request with too many ids.
 fn too_many() -> Refusal {
-    refuse!("ERR a request may have {MAX_PACKED_IDS} ids")
+    refuse!("ERR too many ids: at most {MAX_PACKED_IDS} per request")
 }
 
 /// Parses the options of a request, given without its ids.
@@ -260,7 +260,7 @@ mod tests {
     async fn requests_have_a_maximum_number_of_ids() {
         let (_folder, mut guest) = guest();
         let most = packed(0..100_000);
-        let error: &[u8] = b"-ERR IDS may have 100000 ids\r\n";
+        let error: &[u8] = b"-ERR too many ids: at most 100000 per request\r\n";
         let many = packed(0..100_001);
         for head in ["PH.UNSEEN read 9 IDS", "PH.EXISTS read 9 IDS", "PH.ADD read 9 IDS"] {
             assert_eq!(reply(&mut guest, head, &many).await, error, "{head}");
@@ -268,13 +268,14 @@ mod tests {
         assert_eq!(reply(&mut guest, "FEED.GET home 9 IDS", &many).await, error);
         let words = vec!["7"; 100_000].join(" ");
         let separate = reply(&mut guest, &format!("PH.UNSEEN read 9 {words}"), b"7").await;
-        assert_eq!(separate, b"-ERR a request may have 100000 ids\r\n");
+        assert_eq!(separate, b"-ERR too many ids: at most 100000 per request\r\n");
         let unseen = reply(&mut guest, "PH.UNSEEN read 9 IDS", &most).await;
         assert!(unseen == bulk(&most));
         // A long member is hashed for each id.
         let member = "x".repeat(1 << 20);
         let long = reply(&mut guest, &format!("PH.UNSEEN read {member} IDS"), &packed(0..5)).await;
-        let error: &[u8] = b"-ERR a viewer or member of 1048576 bytes may come with 4 ids\r\n";
+        let error: &[u8] = b"-ERR too many ids: a viewer or member of 1048576 bytes is allowed \
+                             with at most 4 ids\r\n";
         assert_eq!(long, error);
         let few = reply(&mut guest, &format!("PH.UNSEEN read {member} IDS"), &packed(0..4)).await;
         assert!(few == bulk(&packed(0..4)));
@@ -285,7 +286,7 @@ mod tests {
         let (_folder, mut guest) = guest();
         assert_eq!(guest.answers(b"MULTI\r\n").await, b"+OK\r\n");
         let queued = reply(&mut guest, "PH.UNSEEN read 9 MARK IDS", &packed(0..32_768)).await;
-        assert!(queued.starts_with(b"-ERR the commands of a transaction may have 32768"));
+        assert!(queued.starts_with(b"-ERR too many arguments in the transaction: at most 32768"));
         assert!(guest.answers(b"EXEC\r\n").await.starts_with(b"-EXECABORT"));
         assert_eq!(guest.answers(b"MULTI\r\n").await, b"+OK\r\n");
         let some = packed(0..10_000);
