@@ -5,7 +5,7 @@ use dataset::recovery::catalogue_of;
 use node::config::{Config, Extent};
 use std::path::PathBuf;
 
-/// Prints the configuration file: what every operator sets, or with --all everything.
+/// Prints the configuration file with documentation.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
