@@ -347,7 +347,7 @@ section! {
 }
 
 section! {
-    /// A view: what FEED.GET returns for each id. Without [[view]] sections there is `home`.
+    /// A view: what FEED.GET returns for each id. Without such sections there is `home`.
     View {
         /// Name in FEED.GET.
         #[group = 2]
@@ -369,7 +369,7 @@ section! {
 
 section! {
     /// An action: a flag and a counter that change together, so that a repeated like counts once.
-    /// Without [[action]] sections there are like, repost and read.
+    /// Without such sections there are like, repost and read.
     Action {
         /// Name in FEED.ACT.
         #[group = 2]
