@@ -160,10 +160,10 @@ section! {
         cache_bytes: u64 = 0,
         /// Number of threads that read from disk, and so of concurrent reads.
         read_threads: usize = 16,
-        /// Maximum disk space of spilled rows and flags; 0 is no limit. At the limit tables stay
-        /// in memory, so new rows may get OOM errors. Set it when other programs share the disk.
-        /// The files of ledgers do not count, and a merge needs space for its new file in
-        /// addition.
+        /// Maximum disk space of rows and flags that moved to disk, without ledgers; 0 is no
+        /// limit. At the limit no more tables move, so new rows and flags get OOM errors once
+        /// memory is full. A merge writes a table's file again with later changes, and needs
+        /// space for both files. Set it when other programs share the disk.
         #[live = true]
         #[group = 2]
         #[key = "max_disk"]
@@ -190,9 +190,10 @@ section! {
         /// number is also limited to what an eighth of server.memory holds.
         #[live = true]
         max_tokens: usize = 1_000_000,
-        /// How long the server remembers a token, at least 1s. A retry after that counts again.
-        /// Raise it if clients retry for longer. INFO tokens_dropped_age_s shows whether memory
-        /// ran out earlier.
+        /// Time for which the server remembers a token, at least 1s. A token is a text that
+        /// the client chooses for a write (CNT.INCRBY ... TOKEN). A retry with the same token
+        /// counts once in this time, and again later. Raise it if clients retry for longer. INFO
+        /// tokens_dropped_age_s shows whether memory ran out earlier.
         #[live = true]
         #[group = 3]
         #[key = "keep"]
@@ -207,16 +208,16 @@ section! {
         /// Name in commands (CNT.GET post 17), views and actions.
         #[group = 2]
         name: String = String::new(),
-        /// Counters of a row as NAME:BITS, with 1 to 64 bits each. Choose the width that most rows
-        /// need: a larger value is still exact, but takes more memory. TM.ADVISE suggests widths
-        /// for existing data. "stock:20{0..}" refuses writes that go below 0; "level:8{0..100}sat"
-        /// stops at the bounds instead.
+        /// Counters of a row as NAME:BITS, with 1 to 64 bits each. Choose the width that most
+        /// rows need: larger and negative values are still exact, but take more memory.
+        /// TM.ADVISE suggests widths for existing data. "stock:20{0..}" refuses writes that go
+        /// below 0; "level:8{0..100}sat" stops at the bounds instead.
         #[group = 2]
         fields: String = String::new(),
         /// Key patterns of rows for hash commands (HGETALL post:17), separated by spaces; empty
         /// for none. Change them to match your clients' keys. "post:{{id}}" is the pattern of
-        /// post:{17}, a hash tag that keeps all keys of an id on one server. Replies use the first
-        /// pattern.
+        /// post:{17}, a hash tag that keeps all keys of an id on one server. Replies use the
+        /// first pattern.
         #[group = 2]
         rows: String = String::new(),
         /// Key patterns of single counters for string commands (INCR post:17:like); empty for
@@ -228,24 +229,27 @@ section! {
         /// Whether GET on a row's key returns the row as text, "like:20,repost:3", as Weibo's
         /// service does. Otherwise GET refuses a row.
         text_rows: bool = false,
-        /// What EXPIRE and SET ... EX do, because nothing expires: "refuse" is an error, "ignore"
-        /// executes the rest of the command. Take "ignore" for tools that copy keys from Redis.
+        /// What EXPIRE and SET ... EX do, because nothing expires. "refuse" is an error.
+        /// "ignore" executes the command without the expiry: EXPIRE returns 1 and the row stays.
+        /// Take "ignore" for tools that copy keys from Redis.
         #[group = 3]
         expire: Expire = Expire::Refuse,
         /// Whether deleting a row also unsets all flags of its id. Set it if ids are used again:
         /// the likes of the old post would otherwise keep users from liking the new one.
         #[group = 3]
         delete_forgets: bool = false,
-        /// Whether the oldest rows move to disk when memory is short. Take false for ids that are
-        /// not ordered by time, such as users: no part of them is old. Without it new rows get OOM
-        /// errors when memory is full.
+        /// Whether the oldest rows move to disk when memory is short, a table at a time. A table
+        /// has up to 1,048,576 rows with neighbouring ids. A row on disk costs one disk read.
+        /// Take false for ids that are not ordered by time, such as users: none of their tables
+        /// is old. With false new rows get OOM errors when memory is full.
         #[group = 2]
         spill: bool = true,
         /// Rows per table, at most what a quarter of the memory limit holds.
         rows_per_table: u64 = 1 << 20,
-        /// Number of newest rows that the space keeps, in memory and on disk; 0 keeps all. Older
-        /// rows are deleted a table at a time and refuse writes. Set it to the rows of, say, one
-        /// year if old posts may lose their counters. Only for ids that rise with time.
+        /// Number of newest rows that the space keeps, in memory and on disk; 0 keeps all. The
+        /// server deletes the table with the oldest rows; later writes to its ids fail. Set it
+        /// to the rows of, say, one year if old posts may lose their counters. Only for ids that
+        /// rise with time.
         #[group = 2]
         #[with = "crate::options::wide"]
         keep_newest: u64 = 0,
@@ -255,8 +259,9 @@ section! {
         #[key = "memory_limit"]
         #[with = "crate::options::units::bytes"]
         memory_limit_bytes: u64 = 0,
-        /// Maximum distance of a new id above the highest one; a higher id gets "ERR key too big".
-        /// 0 is no limit. Set it if clients may send corrupt ids.
+        /// Maximum distance of a new id above the highest one; a higher id gets "ERR key too
+        /// big". With 1000 and a highest id of 5000, the id 6001 is refused. An empty space
+        /// accepts any id. 0 is no limit. Set it if clients may send corrupt ids.
         #[group = 3]
         #[with = "crate::options::wide"]
         max_ahead: u64 = 0,
@@ -270,26 +275,29 @@ section! {
         #[group = 2]
         name: String = String::new(),
         /// Key patterns of an id's pairs for set and Bloom commands (SISMEMBER liked:17 7),
-        /// separated by spaces; empty for none.
+        /// separated by spaces; empty for none. "liked:{{id}}" is the pattern of liked:{17}, a
+        /// hash tag that keeps all keys of an id on one server.
         #[group = 2]
         pairs: String = String::new(),
         /// Whether ids in keys may have leading zeros: liked:0017 is then liked:17.
         padded_ids: bool = false,
-        /// Whether a flag has a member. false makes the space a set of ids (BFSET 17, BFGET 17),
-        /// as in Weibo's service; views and actions cannot use it then.
+        /// Whether a flag belongs to an id and a member, such as a viewer. With false it belongs
+        /// to the id alone: the space answers whether an id was set at all (BFSET 17, BFGET 17),
+        /// as in Weibo's service. Views and actions cannot use it then. Fixed at creation.
         #[group = 3]
         members: bool = true,
-        /// What EXPIRE does, because nothing expires: "refuse" is an error, "ignore" executes the
-        /// rest of the command. Take "ignore" for tools that copy keys from Redis.
+        /// What EXPIRE does, because nothing expires. "refuse" is an error. "ignore" executes
+        /// the command without the expiry: EXPIRE returns 1 and the flags stay. Take "ignore"
+        /// for tools that copy keys from Redis.
         #[group = 3]
         expire: Expire = Expire::Refuse,
         /// Lowest id of a new space. Ids below it are unknown (nil).
         #[with = "crate::options::wide"]
         first_id: u64 = 0,
-        /// Probability that the answer for an unset flag is yes. Ten times fewer errors take five
-        /// more bits per pair. A page with 64 flags shows a wrong one on 0.64 % of pages at
-        /// 0.0001. Lower it if users notice wrong flags. Later only a space with a ledger can
-        /// change it.
+        /// Probability that an unset flag reads as set. At 0.0001, 0.64 % of pages with 64 flags
+        /// show a wrong flag. A tenth of the rate takes five more bits per pair. Lower it if
+        /// users notice wrong flags. After creation TM.SPACE ALTER changes it only with a
+        /// ledger.
         #[group = 2]
         false_positive_rate: f64 = 0.0001,
         /// Pairs per table, about 20 bits each. The first table is an eighth of it.
@@ -297,27 +305,28 @@ section! {
         /// Maximum number of tables in memory. 0 is no limit if the space spills, otherwise 32.
         max_tables: usize = 0,
         /// What an action does with an id whose flags were recycled: "refuse" returns nil and
-        /// changes no counter, "count" changes the counters each time. Take "count" if a lost like
-        /// is worse than one that counts twice. Only spaces with spill = false or keep_newest
-        /// recycle.
+        /// changes no counter, "count" changes the counters each time. Take "count" if a lost
+        /// like is worse than one that counts twice. Only spaces with spill = false or
+        /// keep_newest recycle.
         #[group = 2]
         #[key = "recycled_ids"]
         below_horizon: BelowHorizon = BelowHorizon::Refuse,
-        /// Whether the oldest flags move to disk when memory is short. With false the server
-        /// recycles them: they become unknown (nil). Take false for flags that may be lost, such
-        /// as read marks.
+        /// Whether the oldest flags move to disk when memory is short, a table at a time. A
+        /// table has up to 8 million pairs with neighbouring ids. A flag on disk costs one disk
+        /// read. With false the server recycles the oldest table: its flags become unknown
+        /// (nil). Take false for flags that may be lost.
         #[group = 2]
         spill: bool = true,
-        /// Number of newest pairs that the space keeps, in memory and on disk. Older flags become
-        /// unknown, a table (8 million pairs) at a time. 0 keeps all, or 32 tables if spill is
-        /// false. Set it to limit memory or disk space. Not with a ledger.
+        /// Number of newest pairs that the space keeps, in memory and on disk. Older flags
+        /// become unknown, a table at a time. 0 keeps all, or 32 tables if spill is false. Set
+        /// it to limit memory or disk space. Not with a ledger.
         #[group = 2]
         #[with = "crate::options::wide"]
         keep_newest: u64 = 0,
-        /// Whether a ledger on disk also stores every pair: "exact" or "off". With "exact" each
-        /// like counts exactly once and SMEMBERS lists members; a pair takes 4 to 10 bytes of
-        /// disk. Take "off" if a wrong "yes" may drop a like. Needs spill and members; fixed at
-        /// creation.
+        /// Whether a ledger on disk stores every pair: "exact" or "off". A section without this
+        /// key has "off", as `read` below. "exact" counts each like exactly once and lets
+        /// SMEMBERS list members, for 4 to 10 bytes of disk a pair. With "off" a wrong yes of
+        /// the filter drops a first like. "exact" needs spill and members; fixed at creation.
         #[group = 2]
         ledger: LedgerMode = LedgerMode::Off,
         /// Maximum memory of the space; 0 means only server.memory limits it. Set it to protect
@@ -335,8 +344,9 @@ section! {
         max_aside: usize = 1 << 16,
         /// Maximum number of ids that TM.FORGET has removed; 32 to 64 bytes each.
         max_forgotten: usize = 1 << 18,
-        /// Maximum distance of a new id above the highest one; a higher id gets "ERR key too big".
-        /// 0 is no limit. Set it if clients may send corrupt ids.
+        /// Maximum distance of a new id above the highest one; a higher id gets "ERR key too
+        /// big". An empty space accepts any id. 0 is no limit. Set it if clients may send
+        /// corrupt ids.
         #[group = 3]
         #[with = "crate::options::wide"]
         max_ahead: u64 = 0,
@@ -359,28 +369,30 @@ section! {
         /// Existence spaces whose flags to return, in this order, after the counters.
         #[group = 2]
         flags: Vec<String> = vec![],
-        /// Views of further ids of an entry. With a view of authors here, FEED.GET home 7 1001/77
-        /// returns this view of post 1001, then that view of author 77. Set it to fetch posts and
-        /// authors in one request.
+        /// Views of further ids of an entry. With a view of authors here, FEED.GET home 7
+        /// 1001/77 returns this view of post 1001, then that view of author 77. Set it to fetch
+        /// posts and authors in one request.
         #[group = 2]
         then: Vec<String> = vec![],
     }
 }
 
 section! {
-    /// An action: a flag and a counter that change together, so that a repeated like counts once.
-    /// Without such sections there are like, repost and read.
+    /// An action: a flag and a counter that change together, so that a repeated like counts
+    /// once. Without such sections there are like, repost and read.
     Action {
         /// Name in FEED.ACT.
         #[group = 2]
         name: String = String::new(),
-        /// Existence space whose flag the action sets.
+        /// Existence space whose flag FEED.ACT sets and FEED.UNDO unsets.
         #[group = 2]
         flag: String = String::new(),
-        /// Counter of the id that the action changes, as "space.field".
+        /// Counter of the id, as "space.field". FEED.ACT adds 1 if the flag was unset. FEED.UNDO
+        /// subtracts 1 if the flag was set, but not below 0.
         #[group = 2]
         counter: String = String::new(),
-        /// Further counters of the id, each as "space.field".
+        /// Further counters of the id that change in the same way, each as "space.field". With
+        /// counter = "post.like" and also = ["post.total"], a like adds 1 to both.
         #[group = 2]
         also: Vec<String> = Vec::new(),
         /// Counters of the member, each as "space.field". With counter = "user.follower" and

@@ -11,18 +11,22 @@ use std::fmt::Write as _;
 
 /// Head of the printed file.
 const HEAD: &str = "\
-# Configuration of Tidemark, with the default values. A file needs only what it changes.
-# Sizes are written as \"8gb\" or \"64mb\", times as \"500ms\", \"10s\", \"1h\" or \"7d\".
+# Configuration of Tidemark with the default values. A file needs only what it changes.
+# Sizes are quoted, as \"8gb\" or \"64mb\"; times as \"500ms\", \"10s\", \"1h\" or \"7d\". Without a
+# unit they are bytes or seconds, quoted or not: \"0\" equals 0. Write counts and ports as
+# plain numbers.
 # \"server.port = 1\" may also be written as \"port = 1\" in a section [server], but a file
 # uses only one form for a section.
-# * CONFIG SET changes this setting while the server runs, CONFIG REWRITE saves it here.
+# * marks settings that CONFIG SET changes while the server runs. CONFIG REWRITE saves
+# them here.
 ";
 
 /// Advice of the short form.
 const MORE: &str = "\
 #
-# These are the settings that every operator should read. `tidemark config --all` prints the
-# others, and the spaces of counters and flags, which TM.SPACE changes while the server runs.
+# These are the settings that every operator should read. `tidemark config --all`
+# prints the others, and the spaces of counters and flags, which TM.SPACE changes while
+# the server runs.
 ";
 
 const GROUPS: &[(u8, &str)] = &[
@@ -34,9 +38,13 @@ const GROUPS: &[(u8, &str)] = &[
 const LISTS: &str = "\
 # ---- 4. Spaces, views and actions ----
 #
-# They apply to a new data folder. Later TM.SPACE, TM.VIEW and TM.ACTION change them, and CONFIG
-# REWRITE saves them here. The sections of a kind replace all default ones of that kind. A section
-# needs only what it changes.
+# They apply to a new data folder. Later TM.SPACE, TM.VIEW and TM.ACTION change them,
+# and CONFIG REWRITE saves them here.
+# One [[counter]] section replaces all default counter spaces. The same applies to
+# [[existence]], [[view]] and [[action]]. A section needs only the keys whose built-in
+# default it changes: `liked` below sets its ledger, because the built-in one is \"off\".
+# Default views lose the counters and flags of a missing space. Default actions that
+# name a missing space disappear. Any other view or action that names one is an error.
 ";
 
 impl Config {

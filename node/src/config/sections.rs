@@ -37,9 +37,9 @@ section! {
         /// Format of the log on standard error: "text", or "json" for log collectors.
         #[group = 1]
         log_format: LogFormat = LogFormat::Text,
-        /// Maximum memory of the process, such as "8gb"; 0 is 70 % of the machine or container.
-        /// Lower it if other programs need memory. At the limit old tables move to disk, or new
-        /// data gets OOM errors.
+        /// Maximum memory of the process, such as "8gb"; 0 is 70 % of the machine or
+        /// container. Lower it if other programs need memory. At the limit the server moves old
+        /// tables to disk, or refuses new data with OOM errors.
         #[redis = "maxmemory"]
         #[live = true]
         #[group = 1]
@@ -132,7 +132,8 @@ section! {
         #[live = true]
         max_tracked_keys: usize = 1_000_000,
         /// Duration from which SLOWLOG records a command; "off" records none. Lower it to find
-        /// slow commands. Below 10ms every command is timed, at about 50 ns each.
+        /// slow commands. Below 10ms the server times every command, which takes about 50 ns
+        /// each.
         #[redis = "slowlog-log-slower-than"]
         #[live = true]
         #[group = 3]
@@ -172,9 +173,9 @@ pub const DEFAULT_ADMIN_PORT: u16 = 6398;
 section! {
     /// Metrics, health and the dashboard over HTTP, read-only: docs/admin.md.
     Admin {
-        /// Address to listen on. Other than loopback, everything but metrics and health needs a
-        /// user with +@admin; HTTP is not encrypted. Change it to let another machine collect
-        /// metrics.
+        /// Address to listen on. Change it to let another machine collect metrics. On an address
+        /// other than loopback the dashboard needs a user with +@admin; metrics and health do
+        /// not. HTTP is not encrypted.
         #[group = 2]
         bind: String = "127.0.0.1".to_owned(),
         /// HTTP port of metrics, health and dashboard; 0 switches them off. Change it for a
@@ -204,23 +205,25 @@ section! {
         #[live = true]
         #[group = 1]
         fsync: Fsync = Fsync::Everysec,
-        /// Log size since the last snapshot that starts the next one; 0 is no limit. Lower it
-        /// for faster starts, raise it to write less.
+        /// Size of the log since the last snapshot at which the server writes the next one; 0
+        /// is no limit. The server starts one at this size or after snapshot_every, whichever is
+        /// first. Lower it for faster starts, raise it to write less.
         #[live = true]
         #[group = 3]
         #[key = "snapshot_log"]
         #[with = "dataset::options::units::bytes"]
         snapshot_log_bytes: u64 = 256 << 20,
-        /// Time since the last snapshot that starts the next one if data changed; 0 is never.
-        /// Lower it for faster starts.
+        /// Time since the last snapshot after which the server writes the next one if data
+        /// changed; 0 is never. snapshot_log may start it earlier. Lower it for faster starts.
         #[live = true]
         #[group = 2]
         #[key = "snapshot_every"]
         #[with = "dataset::options::units::seconds"]
         snapshot_every_s: u64 = 3_600,
-        /// Size of the old log that is kept for replicas that reconnect. A replica that missed
-        /// more copies all data instead. Set it to what you write during the longest outage of
-        /// a replica, on replicas too. A full disk reduces it.
+        /// Size of the old log that a node keeps for replicas that reconnect. A replica that
+        /// missed more copies all data instead. Set it to the size of all writes during a
+        /// replica's longest outage, on each node: any may become the master. If the disk is
+        /// full, the server deletes this log before it refuses writes.
         #[group = 2]
         #[key = "keep_log"]
         #[with = "dataset::options::units::bytes"]
@@ -232,26 +235,28 @@ section! {
 }
 
 section! {
-    /// Backups, by the command BACKUP TO or on a schedule. See docs/operations.md for restoring a
-    /// backup.
+    /// Backups, by the command BACKUP TO or on a schedule. See docs/operations.md for
+    /// restoring a backup.
     Backup {
-        /// Folder for backups, outside the data folder; empty switches them off. On the same
-        /// disk a backup takes little space but is lost with it: copy it elsewhere.
+        /// Folder for backups, outside the data folder; empty switches them off. A backup on the
+        /// disk of the data folder takes little space, but a failed disk destroys both. Copy
+        /// such backups to another machine.
         #[group = 1]
         dir: PathBuf = PathBuf::new(),
-        /// Time between automatic backups, such as "1d"; 0 makes none.
+        /// Time between automatic backups, such as "1d"; 0 makes none. Needs backup.dir.
         #[live = true]
         #[group = 1]
         #[key = "every"]
         #[with = "dataset::options::units::seconds"]
         every_s: u64 = 0,
-        /// Number of automatic backups to keep, newest first. Raise it to go back further.
-        /// Those of BACKUP TO stay until you delete them.
+        /// Number of automatic backups to keep; the server deletes older ones. Raise it to go
+        /// back further. The server never deletes backups of BACKUP TO.
         #[live = true]
         #[group = 2]
         keep: usize = 7,
-        /// How long the log is kept with the backups, to restore any moment since; 0 keeps
-        /// none. Set it to every * (keep + 1) to cover all backups.
+        /// Time for which backup.dir also keeps the log, to restore any moment since the
+        /// oldest backup in that time; 0 keeps none. Needs backup.dir. To cover all backups,
+        /// multiply backup.every by one more than backup.keep: "8d" for "1d" and 7.
         #[live = true]
         #[group = 2]
         #[key = "keep_log"]
@@ -269,14 +274,16 @@ section! {
     /// Users and their permissions: docs/security.md.
     Security {
         /// Password of the user "default"; empty needs none. Set it before you listen on other
-        /// addresses. ACL SETUSER and the lists of users override it.
+        /// addresses. A line for "default" in security.users or acl_file replaces this password,
+        /// and so does ACL SETUSER.
         #[redis = "requirepass"]
         #[live = true]
         #[secret = true]
         #[group = 1]
         password: String = String::new(),
-        /// Whether remote connections are refused while the user "default" has no password.
-        /// Switch it off only in a trusted network.
+        /// Whether the server refuses connections from other machines while the user "default"
+        /// needs no password. Other users do not count: set a password or switch "default" off.
+        /// Set false only in a trusted network.
         #[redis = "protected-mode"]
         #[live = true]
         #[group = 3]
@@ -286,8 +293,8 @@ section! {
         #[redis = "aclfile"]
         #[group = 2]
         acl_file: String = String::new(),
-        /// Users as "NAME RULES", the form of ACL LIST. Add one per application to limit its
-        /// commands and keys.
+        /// Users, each as "NAME RULES" with the rules of ACL SETUSER, such as "app on >secret ~*
+        /// +@read +@write". Add one per application to limit its commands and keys.
         #[group = 1]
         users: Vec<String> = vec![],
         /// Maximum number of users.
@@ -329,24 +336,28 @@ section! {
         #[redis = "tls-port"]
         #[group = 2]
         port: u16 = 0,
-        /// PEM file with the server's certificate and its chain. Required with tls.port.
+        /// PEM file with the server's certificate and its chain. Required with tls.port. The
+        /// server reads it at startup, on SIGHUP, and when CONFIG SET changes a tls setting.
         #[redis = "tls-cert-file"]
         #[live = true]
         #[group = 2]
         cert_file: String = String::new(),
-        /// PEM file with the private key of the certificate. Required with tls.port.
+        /// PEM file with the private key of the certificate, unencrypted. Required with
+        /// tls.port. The server reads it again together with cert_file.
         #[redis = "tls-key-file"]
         #[live = true]
         #[group = 2]
         key_file: String = String::new(),
-        /// PEM file with the authorities that sign clients' certificates. Required unless
-        /// auth_clients is "no".
+        /// PEM file with trusted authorities. They sign the certificates of clients, and of
+        /// the master with replication.tls. Required unless auth_clients is "no" and
+        /// replication.tls is false.
         #[redis = "tls-ca-cert-file"]
         #[live = true]
         #[group = 2]
         ca_file: String = String::new(),
-        /// Whether clients must present a certificate: "yes", "no", or "optional". Take "no" if
-        /// passwords suffice.
+        /// Whether clients must present a certificate: "yes", "no", or "optional", which
+        /// verifies a certificate only if the client presents one. Take "no" if passwords
+        /// suffice.
         #[redis = "tls-auth-clients"]
         #[live = true]
         #[group = 2]
@@ -374,8 +385,8 @@ section! {
         #[live = true]
         #[group = 2]
         master_user: String = String::new(),
-        /// Whether to connect to the master's TLS port. tls.ca_file must have signed its
-        /// certificate.
+        /// Whether to connect to the master by TLS, at its tls.port. An authority in
+        /// tls.ca_file must have signed the master's certificate.
         #[redis = "tls-replication"]
         #[live = true]
         #[group = 2]
@@ -401,8 +412,10 @@ section! {
         #[live = true]
         #[group = 2]
         replica_priority: u32 = 100,
-        /// Number of connected replicas that writes need; with fewer they fail (NOREPLICAS).
-        /// Set it if a write on one machine alone is worse than an error. 0 needs none.
+        /// Minimum number of connected replicas; with fewer, writes get the error NOREPLICAS.
+        /// A replica counts while its last message is at most 10 seconds old
+        /// (min_replicas_max_lag). This does not confirm that a replica has a write: WAIT does.
+        /// 0 needs none.
         #[redis = "min-replicas-to-write"]
         #[redis = "min-slaves-to-write"]
         #[live = true]
@@ -424,9 +437,10 @@ section! {
         /// Maximum number of replicas.
         #[live = true]
         max_replicas: usize = 32,
-        /// Whether a restarted master with replicas refuses writes until Sentinel, a replica or
-        /// REPLICAOF NO ONE confirms its role. Switch it off only if no other node can become
-        /// the master.
+        /// Whether a restarted master refuses writes (READONLY) until its role is confirmed.
+        /// This applies if it had replicas at any time before. Sentinel, REPLICAOF NO ONE or,
+        /// without Sentinel, a replica that connects confirms it. Set false only if no other
+        /// node can become the master.
         #[live = true]
         #[group = 3]
         fence: bool = true,
@@ -458,8 +472,9 @@ pub enum ReadFrom {
 section! {
     /// A cluster of several shards: docs/cluster.md.
     Cluster {
-        /// Whether this node is part of a cluster. Keys of a new data folder then have the id
-        /// in braces: post:{17}. Set it when one machine is too small.
+        /// Whether this node is part of a cluster. In a new data folder all key patterns then
+        /// have the id in braces, post:{17}, so that all keys of an id are on one node. Set it
+        /// when one machine is too small.
         #[redis = "cluster-enabled"]
         #[group = 2]
         enabled: bool = false,
@@ -494,8 +509,10 @@ section! {
         #[key = "node_timeout"]
         #[with = "dataset::options::units::millis"]
         node_timeout_ms: u64 = 5_000,
-        /// Which node of another shard returns its rows of a page: "master", "nearest" or
-        /// "replica". Take one of the latter to spread reads, if rows may be some seconds old.
+        /// Which node of another shard returns its rows of a page: "master", "replica" (each
+        /// in turn), or "nearest", the master or replica with the fastest replies. If no replica
+        /// is available, the master replies. Take "replica" or "nearest" to spread reads, if
+        /// rows may be some seconds old.
         #[live = true]
         #[group = 2]
         read_from: ReadFrom = ReadFrom::Master,
