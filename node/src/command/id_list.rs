@@ -21,16 +21,16 @@ pub struct Ids<'a> {
     args: Args<'a>,
     at: usize,
     step: usize,
-    takes_packed: bool,
+    spec: &'a Spec,
     packed: slice::Iter<'a, [u8; ID_BYTES]>,
 }
 
 impl<'a> Ids<'a> {
     /// Iterates over the ids from argument `first` on. Skips options and an incomplete packed id.
     #[inline]
-    pub fn new(spec: &Spec, args: Args<'a>, first: usize, step: usize) -> Ids<'a> {
+    pub fn new(spec: &'a Spec, args: Args<'a>, first: usize, step: usize) -> Ids<'a> {
         let at = first_id(spec, args, first);
-        Ids { args, at, step, takes_packed: spec.has(flag::PACKED), packed: [].iter() }
+        Ids { args, at, step, spec, packed: [].iter() }
     }
 }
 
@@ -48,7 +48,7 @@ impl Iterator for Ids<'_> {
             if let Some(id) = natural(word) {
                 return Some((at, id));
             }
-            if self.takes_packed && word.eq_ignore_ascii_case(WORD) {
+            if announces_packed(self.spec, self.args, at) {
                 self.packed = self.args.at(self.at).as_chunks().0.iter();
                 self.at += 1;
                 if let Some(id) = self.packed.next() {
@@ -66,7 +66,15 @@ pub fn packed(spec: &Spec, args: Args<'_>) -> Option<usize> {
         return None;
     }
     let mut words = first_id(spec, args, MEMBER + 1)..args.len().saturating_sub(1);
-    words.find(|&at| is_ids(args.at(at))).map(|at| at + 1)
+    words.find(|&at| announces_packed(spec, args, at)).map(|at| at + 1)
+}
+
+/// Whether the argument at this position announces packed ids. The action of `FEED.GET ... MARK`
+/// may be called `ids`.
+#[inline]
+fn announces_packed(spec: &Spec, args: Args<'_>, at: usize) -> bool {
+    let is_action = || spec.name == "feed.get" && args.at(at - 1).eq_ignore_ascii_case(b"MARK");
+    is_ids(args.at(at)) && spec.has(flag::PACKED) && !is_action()
 }
 
 /// Returns the number of packed ids in a request; an upper bound for a command that takes none.

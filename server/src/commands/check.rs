@@ -6,7 +6,7 @@ use crate::commands::run::select;
 use crate::session::Session;
 use node::acl::Request;
 use node::command::error::{Refusal, refuse};
-use node::command::id_list::count_packed;
+use node::command::id_list::{self, ID_BYTES, count_packed, first_id};
 use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
 use node::command::table::{Found, bit_of};
 use node::roles::node::Now;
@@ -30,13 +30,16 @@ pub(crate) fn checked(
 ) -> Result<(u32, &'static Spec), Refusal> {
     let Some((number, spec)) = found else { return Err(unknown(args, session)) };
     let (spec, sub) = select(spec, args)?;
-    if args.len() > args_limit {
+    // A queued request runs without yielding, so that each packed id counts.
+    let is_queued = session.transaction.is_some() && spec.has(flag::PACKED);
+    let packed_ids = if is_queued { count_packed(args) } else { 0 };
+    if args.len() + packed_ids > args_limit {
         return Err(too_many(args_limit));
     }
     if let KeyArgs::Ids(of, ..) = spec.keys
         && args.at(MEMBER).len() > LONG_MEMBER
     {
-        check_member(of, args)?;
+        check_member(spec, of, args)?;
     }
     if !session.access.free {
         let request = Request { spec, number: bit_of(number, sub), args };
@@ -67,13 +70,16 @@ fn too_many(most: usize) -> Refusal {
 
 /// Bounds the work of hashing one member for many ids.
 #[cold]
-fn check_member(of: Of, args: Args<'_>) -> Outcome {
+fn check_member(spec: &Spec, of: Of, args: Args<'_>) -> Outcome {
     let length = args.at(MEMBER).len();
+    let packed = id_list::packed(spec, args);
     // Also counts the ids within compound entries. Options do not start with a digit.
-    let rest = args.from(MEMBER + 1);
-    let words = rest.iter().filter(|word| word.first().is_some_and(u8::is_ascii_digit));
-    let ids = words.map(|word| word.split(|byte| *byte == b'/').count()).sum::<usize>()
-        + count_packed(args);
+    let ids_of = |at: usize| match args.at(at) {
+        ids if packed == Some(at) => ids.len() / ID_BYTES,
+        word if word.first().is_some_and(u8::is_ascii_digit) => word.split(|b| *b == b'/').count(),
+        _ => 0,
+    };
+    let ids = (first_id(spec, args, MEMBER + 1)..args.len()).map(ids_of).sum::<usize>();
     if matches!(of, Of::Rows | Of::RowsAndPairs) || ids <= 1 || length * ids <= MAX_HASHED_BYTES {
         return Ok(());
     }

@@ -277,8 +277,12 @@ mod tests {
         let error: &[u8] = b"-ERR too many ids: a viewer or member of 1048576 bytes is allowed \
                              with at most 4 ids\r\n";
         assert_eq!(long, error);
-        let few = reply(&mut guest, &format!("PH.UNSEEN read {member} IDS"), &packed(0..4)).await;
-        assert!(few == bulk(&packed(0..4)));
+        // The lowest byte of 48 is the digit 0, and LIMIT has a number.
+        for head in ["IDS", "LIMIT 9 IDS"] {
+            let few = packed(48..52);
+            let reply = reply(&mut guest, &format!("PH.UNSEEN read {member} {head}"), &few).await;
+            assert!(reply == bulk(&few));
+        }
     }
 
     #[tokio::test]
@@ -286,7 +290,7 @@ mod tests {
         let (_folder, mut guest) = guest();
         assert_eq!(guest.answers(b"MULTI\r\n").await, b"+OK\r\n");
         let queued = reply(&mut guest, "PH.UNSEEN read 9 MARK IDS", &packed(0..32_768)).await;
-        assert!(queued.starts_with(b"-ERR too many arguments in the transaction: at most 32768"));
+        assert!(queued.starts_with(b"-ERR too many arguments: at most 16384 per request"));
         assert!(guest.answers(b"EXEC\r\n").await.starts_with(b"-EXECABORT"));
         assert_eq!(guest.answers(b"MULTI\r\n").await, b"+OK\r\n");
         let some = packed(0..10_000);
@@ -294,5 +298,21 @@ mod tests {
         let exec = guest.answers(b"EXEC\r\n").await;
         assert!(exec == [b"*1\r\n", &bulk(&some)[..]].concat());
         assert_eq!(reply(&mut guest, "PH.UNSEEN read 9 IDS", &some).await, b"$0\r\n\r\n");
+    }
+
+    #[test]
+    fn an_action_called_ids_announces_no_packed_ids() {
+        use node::command::id_list;
+        let found = |line: &str| {
+            let mut kept = resp::RequestQueue::default();
+            kept.push_all(line.split(' ').map(str::as_bytes));
+            let spec = node::command::table::find(kept.first().at(0)).unwrap().1;
+            let ids = id_list::Ids::new(spec, kept.first(), 3, 1).map(|(_, id)| id);
+            (id_list::packed(spec, kept.first()), ids.collect::<Vec<_>>())
+        };
+        assert_eq!(found("FEED.GET home z MARK ids 12345678"), (None, vec![12_345_678]));
+        let packed = u64::from_le_bytes(*b"12345678");
+        assert_eq!(found("FEED.GET home z MARK ids IDS 12345678"), (Some(6), vec![packed]));
+        assert_eq!(found("PH.UNSEEN read z MARK IDS 12345678"), (Some(5), vec![packed]));
     }
 }
