@@ -43,13 +43,13 @@ pub(super) fn run(args: &ConfigArgs) -> Result<(), String> {
         let disk = super::inspect::disk(dir)?;
         let catalogue = catalogue_of(&disk).map_err(|e| e.to_string())?;
         let catalogue = catalogue.ok_or_else(|| format!("{} is no data folder", dir.display()))?;
-        // What a catalogue of an older release does not say, the configuration does.
+        // The configuration supplies values that a catalogue of an older release lacks.
         config.describe(&catalogue.completed(&config.data_set()));
         config.durability.dir.clone_from(dir);
     }
     if args.hash_tags {
         config.put_hash_tags();
-        // Patterns that were apart may be one now.
+        // With hash tags, patterns that used to differ may be equal.
         config.validate().map_err(|e| e.to_string())?;
     }
     let extent = match args {

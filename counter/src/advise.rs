@@ -184,7 +184,7 @@ impl Space {
     }
 
     /// Like [`Space::advise`], but includes rows outside memory. `elsewhere` is the number of those
-    /// rows; `sample` passes about as many of them as requested to a function.
+    /// rows. `sample(n, f)` must call `f` for about n of them.
     pub fn advise_with<E>(
         &self,
         elsewhere: u64,
@@ -206,7 +206,7 @@ impl Space {
                 });
             }
         }
-        // Reads all outliers: they are all rows of a new space, and few rows of any other.
+        // Reads all outliers. In a new space all rows are outliers; other spaces have few of them.
         let mut waiting = Vec::new();
         self.outliers.for_each(|id, row| {
             waiting.push(id);

@@ -101,8 +101,8 @@ impl Array {
     fn find(&self, key: u64) -> Option<(usize, u64)> {
         let len = self.words.len();
         let mut at = self.home(key);
-        // By A1 the loop ends at an unused word. The bound protects a reader that writers of other
-        // rows constantly overtake.
+        // By A1 the loop ends at an unused word. The bound ends the search of a reader while
+        // writers of other rows keep changing the array.
         for _ in 0..len {
             let word = self.words[at].load(Relaxed);
             if word >> VALUE_BITS == key + 2 {

@@ -16,7 +16,7 @@
 //! Models?, 2012). A reader loads the first word, reads with relaxed loads, fences, and loads the
 //! first word again. If the bucket is locked or its version has changed, the reader starts over.
 //! The values may be torn until that check, so the reader only does arithmetic on them. A writer
-//! holds the lock for nanoseconds (promise 1).
+//! holds the lock for nanoseconds.
 //!
 //! **Writing** sets the lock bit by compare-and-swap, stores, then clears the bit and increments
 //! the version. The 23-bit version wraps after 2^23 writes. A reader would miss a change only if it

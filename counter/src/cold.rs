@@ -162,8 +162,8 @@ impl Space {
         Spill { low, last, width: self.schema().width(), next: Some(low), epoch }
     }
 
-    /// Fills `ids` with the next ids of the spill that are in memory, in ascending order and at
-    /// most `most`. Returns false at the end.
+    /// Fills `ids` with the next ids of the spill that are in memory, in ascending order. Limited
+    /// to `most` ids. Returns false at the end.
     ///
     /// Each call walks the tables once; `ids` takes 16 bytes per requested id. Sorting all ids of a
     /// table at once would take as much memory as its rows.

@@ -18,11 +18,12 @@
 //! depends on the remainder only. The slot stores the probe number, so the id remains recoverable.
 //! The number of buckets is prime, so all probes differ.
 
-/// Buckets in a probe sequence, home included. Probe numbers and the empty state share three bits.
+/// Number of buckets in a probe sequence, including the home bucket. Probe numbers and the empty
+/// state share three bits.
 pub(crate) const PROBES: u64 = 7;
 /// Smallest number of buckets. The remainder of a 64-bit id then has at most 60 bits.
 pub(crate) const MIN_BUCKETS: u64 = 17;
-/// Fewest bits of a remainder: with the state they fill the first byte of the tag.
+/// Minimum number of remainder bits. With the state bits they fill the first byte of the tag.
 pub(crate) const MIN_REMAINDER_BITS: u32 = 5;
 
 // Odd constants with well-spread bits: 2^64 / golden ratio, and multipliers from the finalisers of

@@ -1,4 +1,4 @@
-//! Point reads, without locks or waits (promise 1).
+//! Point reads, without locks or waits.
 //!
 //! A row may move during a lookup. The reader therefore searches in the order in which rows move:
 //! outliers, drained table, table. After a miss it checks whether the table still covers the id; if

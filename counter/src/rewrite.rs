@@ -70,8 +70,8 @@ const OVERSIZED_SHARE_IDLE: f64 = 0.99;
 /// loose. A smaller dictionary would soon be needed again.
 const OVERSIZED_EXTENSION_PART: u64 = 16;
 /// A table is worn when this share of misses continues past buckets that have a free slot. Without
-/// deletions the share is zero. When a full table is closed, one miss in nine continues, past full
-/// buckets.
+/// deletions the share is zero. In a table that was closed because it was full, one miss in nine
+/// continues past a full bucket.
 const STALE_MARK_SHARE: f64 = 0.15;
 /// Spilled tables of at most this many slots are not shrunk.
 const MIN_SHRUNK_SLOTS: u64 = 4096;
@@ -86,7 +86,7 @@ const MAX_JOINED_SHARE: f64 = 0.75;
 const JOINED_SLOTS_PER_ROW: f64 = 1.25;
 
 impl Rewrite {
-    /// Ends the rewrite. The old table has no rows left, or only retired ones.
+    /// Ends the rewrite. The old table is empty or has only retired rows.
     pub(crate) fn end(&self, space: &Space) {
         self.quota.end_loan();
         space.retired.lock().push(self.old.clone());
@@ -217,8 +217,8 @@ impl Space {
         wanted.sort_by_key(|(entry, reason)| {
             Reverse((*reason == RewriteReason::Crowded, entry.table().extend_rows()))
         });
-        // Lazily, because the check resets the state of the table: a table found loose or worn
-        // would not be checked again soon.
+        // Check lazily, because a check resets the table's state. A loose or worn table that is not
+        // rewritten now would not be checked again soon.
         let loose = whole()
             .filter(|entry| self.is_oversized(entry))
             .map(|entry| (entry, RewriteReason::Oversized));
@@ -781,7 +781,7 @@ mod tests {
                 "{tables}, then {ranges:?}"
             );
             assert!(space.memory_bytes() < before / 8, "{} of {before}", space.memory_bytes());
-            // A joined table does not span a fence.
+            // A joined table does not span the start of a file.
             let widest = ranges.iter().filter(|r| r.last < u64::MAX).map(|r| r.last - r.low).max();
             assert_eq!(widest < Some(100_000), !fences.is_empty(), "{ranges:?}");
             let mut row = [0; 2];

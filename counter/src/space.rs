@@ -180,7 +180,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// Creates an empty space. It takes a few dozen KiB and grows table by table.
+    /// Creates an empty space, which takes a few dozen KiB.
     pub fn new(options: Options) -> Result<Space, Error> {
         let budget = Budget::new(options.memory_limit_bytes);
         let shape = Shape::new(options.schema);

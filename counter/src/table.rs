@@ -306,9 +306,9 @@ impl Table {
         self.is_idle.store(since <= rows / 1024, Relaxed);
     }
 
-    /// Whether deletions have left too many overflow marks: more than a share `most` of the misses
-    /// continue past buckets that have a free slot. Samples only if a quarter of the rows were
-    /// deleted since the last sample.
+    /// Whether deletions have left too many overflow marks: the share of misses that continue past
+    /// buckets with a free slot exceeds `most`. Samples only if a quarter of the rows were deleted
+    /// since the last sample.
     pub(crate) fn has_stale_marks(&self, most: f64) -> bool {
         let deleted = self.deleted.load(Relaxed);
         if deleted - self.deleted_at_sample.load(Relaxed).min(deleted) <= self.rows() / 4 {

@@ -624,8 +624,8 @@ impl Space {
         grown.min((self.rows() / MAX_TABLE_PART).max(MIN_STEP_ROWS)).min(self.rows_per_table())
     }
 
-    /// Returns the id at which a table may be closed: above all of its ids and those of the table
-    /// it drains.
+    /// Returns the id at which a table may be closed. It is above all ids of this table and of the
+    /// table it drains.
     fn end_of(&self, slot: &Slot<Table>, table: &Table) -> Option<u64> {
         let boundary = self.frontier.boundary(slot.last());
         let ends = [boundary, table.span().1.checked_add(1)].into_iter().flatten();
@@ -722,7 +722,7 @@ impl Space {
 
     /// Moves some outliers that the frontier has reached. Returns how many.
     pub(crate) fn drain_outliers(&self) -> usize {
-        // A row remains an outlier if a table has no memory for it.
+        // If there is no memory to store a row in a table, it remains an outlier.
         self.outliers.drain(&self.frontier, |id, row| {
             _ = self.write_inside(WriteOrigin::Log, id, row, |_| Ok(()))
         })

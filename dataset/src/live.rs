@@ -56,7 +56,8 @@ pub struct Snapshots {
     pub(crate) nudge: Condvar,
     /// Locked while a spill or a snapshot writes data files. A snapshot yields it between files.
     pub(crate) alone: Mutex<()>,
-    /// Number of spills that wait for `alone` plus SAVE commands that wait for a snapshot.
+    /// Number of spills that wait for `alone`, plus number of SAVE commands that wait for a
+    /// snapshot.
     awaited: AtomicUsize,
     /// Number of changes at the last snapshot.
     pub(crate) changes: AtomicU64,

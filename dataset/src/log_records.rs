@@ -1,5 +1,5 @@
 //! Log records: the encoding of the engines' state in the log and in snapshots. Records contain
-//! state, never deltas (promise 2).
+//! state, never deltas (promise 2 in `docs/promises.md`).
 //!
 //! - 1, catalogue (space 0): the spaces with their numbers, schemas and seeds as TOML. Readable in
 //!   the output of `tidemark dump`.

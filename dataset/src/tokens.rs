@@ -85,9 +85,9 @@ impl Used {
         Used { hash: hash_of(once.token, space, id, field), increment, time_s: once.now_s }
     }
 
-    /// Returns the entries that the other kind of command would have stored for the same token: one
-    /// per changed counter for a row's token, that of the row for a counter's token. If any of them
-    /// exists, the token was used.
+    /// Returns the entries that the other kind of command would have stored for the same token: for
+    /// a row's token, one entry per changed counter; for a counter's token, the entry of the row.
+    /// If any of them exists, the token was used.
     pub(crate) fn other_form(
         self,
         once: Once<'_>,
@@ -184,7 +184,8 @@ impl Shard {
         self.number_of(hash, bucket).map(|number| &self.ring[self.place(number)])
     }
 
-    /// Drops the oldest entry. Returns it if the index referred to it.
+    /// Drops the oldest entry. Returns it, or `None` if the index refers to a newer entry of its
+    /// token.
     fn pop(&mut self, bucket: impl Fn(u128) -> u64) -> Option<Entry> {
         let entry = self.ring.pop_front()?;
         let first = self.first;
@@ -379,8 +380,9 @@ impl Tokens {
         self.any.store(true, Relaxed);
     }
 
-    /// Drops the oldest entries beyond `most`, and up to `expired` expired ones. Counts evictions
-    /// of unexpired entries if `is_new`.
+    /// Drops the oldest entries until at most `most` remain. Continues with expired entries until
+    /// it has dropped `expired` of them. If `is_new`, counts the dropped entries that had not
+    /// expired.
     fn drop_oldest(
         &self,
         shard: &mut Shard,

@@ -38,9 +38,9 @@ impl TestServer {
     pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
         let mut config = Config::default();
         config.server.workers = 2;
-        // Servers of other tests run at the same time.
+        // Servers of other tests may use the default admin port.
         config.admin.port = 0;
-        // Separate tests check the limits of a request.
+        // Raise the request limits, which have their own tests.
         (config.server.max_request_args, config.server.max_transaction_args) = (1 << 20, 1 << 20);
         change(&mut config);
         TestServer::on(tempfile::tempdir().expect("a temporary folder"), config)

@@ -117,8 +117,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts Tidemark. `program` defaults to the binary in the folder of this one. `more` is
-    /// appended to the configuration.
+    /// Starts Tidemark from the binary `program`; by default, from `tidemark` in the folder of the
+    /// running binary. Appends `more` to the configuration.
     pub fn tidemark(
         program: Option<&Path>,
         dir: &Path,

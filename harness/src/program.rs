@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
-/// Number of liked posts. It is small, so that many likes go to the same row.
+/// Number of liked posts. The number is small, so that each row receives many likes.
 pub const POSTS: u64 = 50;
-/// Lowest post id, as long as ids of microblogs.
+/// Lowest post id. It has 16 digits, like the ids of microblogs.
 pub const FIRST: u64 = 3_631_614_501_919_378;
 
 /// Whether each (post, member) like was acknowledged.
@@ -23,7 +23,7 @@ pub fn rounds(full: u64) -> (u64, u64) {
     rounds_at_least(full.min(3), full)
 }
 
-/// [`rounds`] for a test that needs at least `least` rounds.
+/// Like [`rounds`], for a test that needs `least` or more rounds.
 pub fn rounds_at_least(least: u64, full: u64) -> (u64, u64) {
     let rounds = seeds::rounds_at_least(least, full);
     let seed = seeds::given("TIDEMARK_SEED").unwrap_or(1);
@@ -250,7 +250,8 @@ pub fn like(
     like_from(port, FIRST, first_member, (20, seed), on_refusal)
 }
 
-/// [`like`] for [`POSTS`] posts from `first_post` on, in batches of fewer than `most` (up to 100).
+/// Like [`like`], for [`POSTS`] posts from `first_post` on. Sends likes in batches of fewer than
+/// `most` (up to 100).
 pub fn like_from(
     port: u16,
     first_post: u64,

@@ -19,8 +19,8 @@ const MAX_PAIR_BYTES: usize = 64;
 /// Options of a ledger.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Flush threshold: number of pairs in memory, where 64 bytes count as at least one pair.
-    /// Default 1,048,576: about 25 MB, or 64 MiB with long members or one pair per id.
+    /// Flush threshold: number of pairs in memory, or their memory in units of 64 bytes if that is
+    /// more. Default 1,048,576: about 25 MB, or 64 MiB with long members or one pair per id.
     pub memory_pairs: usize,
     /// Maximum number of runs per range. A lookup reads at most one block of each run. Default 4.
     pub runs: usize,
@@ -203,9 +203,9 @@ impl Ledger {
         self.ranges.load().iter().any(|range| !range.runs.is_empty())
     }
 
-    /// Returns a 128-bit keyed hash of a byte-string member, its name. [`Ledger::named`] finds the
-    /// member by this name while the pair is in memory. Names are unpredictable and valid only in
-    /// this process.
+    /// Returns the name of a byte-string member, a 128-bit keyed hash. [`Ledger::named`] finds the
+    /// member by its name while the pair is in memory. The key is random and differs in every
+    /// process.
     pub fn name(&self, id: u64, member: &[u8]) -> u128 {
         self.memory.name(id, member)
     }
@@ -229,7 +229,7 @@ impl Ledger {
     /// Sets or unsets a pair.
     ///
     /// # Panics
-    /// If the ledger does not [take](Ledger::takes) the member.
+    /// If the member is [too long](Ledger::takes).
     pub fn set(&self, id: u64, member: Member<'_>, set: bool) {
         assert!(Ledger::takes(member), "the member exceeds {MAX_MEMBER_BYTES} bytes");
         self.memory.set(id, member, set);
@@ -268,8 +268,9 @@ impl Ledger {
         }
     }
 
-    /// Returns up to `most` set pairs with ids from `low` to `high`, in order, starting after
-    /// `after`. Blocks on disk reads. The result may or may not include concurrent changes.
+    /// Lists the set pairs of an id range in order, starting after the pair `after`. Returns at
+    /// most `most` pairs. Blocks on disk reads. The result may or may not include concurrent
+    /// changes.
     pub fn list(
         &self,
         ids: (u64, u64),
@@ -416,8 +417,8 @@ impl Ledger {
         self.dropped.read().get(&id).copied().unwrap_or(0)
     }
 
-    /// Whether a drop applies to the id's pairs in the run with the identity `run`. No drop applies
-    /// to `None`.
+    /// Whether a drop applies to the id's pairs in the run with this identity. False for `None`,
+    /// the identity of pairs in memory.
     pub(crate) fn is_dropped_from(&self, id: u64, run: Option<u64>) -> bool {
         run.is_some_and(|identity| identity <= self.dropped_up_to(id))
     }

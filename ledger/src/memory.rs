@@ -447,9 +447,9 @@ impl Memory {
         }
     }
 
-    /// Returns sorted pairs of an id range after `after`, about `most` of them set. Also returns
-    /// the position up to which the result is complete; `None` if it is complete to the end. Reads
-    /// twice the average share from each shard.
+    /// Returns the next pairs of an id range after the pair `after`, sorted. About `most` of them
+    /// are set. Also returns the position up to which the result is complete; `None` if it is
+    /// complete to the end. Reads twice the average share from each shard.
     pub(crate) fn list(
         &self,
         ids: &RangeInclusive<u64>,

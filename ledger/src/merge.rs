@@ -8,8 +8,8 @@ pub(crate) struct MergeSource {
     pairs: Pairs,
     at: usize,
     run: Option<RemainingBlocks>,
-    /// Run identity that decides which drops apply: that of the source run, or of the run that will
-    /// contain the copied pairs. No drop applies to `None`.
+    /// Identity of the source run, or of the run to which pairs are copied from memory. Decides
+    /// which drops apply. `None` for a lookup of pairs in memory, to which no drop applies.
     identity: Option<u64>,
 }
 

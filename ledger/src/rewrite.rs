@@ -114,7 +114,7 @@ impl Ledger {
         let is_within = |at: usize| ranges[at].low <= high && ranges::high(&ranges, at) >= low;
         let within = (0..ranges.len()).filter(|&at| is_within(at));
         let (empty, written): (Vec<_>, Vec<_>) = within.partition(|&at| ranges[at].runs.is_empty());
-        // Drops apply to runs. These ranges have none, and the lock prevents a new one.
+        // Drops apply only to runs. These ranges have no runs, and the lock prevents new ones.
         for at in empty {
             self.forget_drops(ranges[at].low, ranges::high(&ranges, at), u64::MAX);
         }
@@ -219,7 +219,7 @@ impl Ledger {
         // whole range.
         let answering = range.runs.iter().filter(|run| run.answers_for(low));
         let answering = answering.filter(|run| run.answers_for(high)).map(|run| run.covered());
-        // A restart does not restore to which runs a drop applies. If older runs remain that
+        // After a restart it is unknown to which runs a drop applies. If older runs remain that
         // contain dropped pairs, replay must read the drop and all later writes from the log.
         let flushed = from_memory.filter(|_| is_lowest || !self.has_drops(low, high));
         let flushed = flushed.map(|from| from.covered);

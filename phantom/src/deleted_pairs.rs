@@ -92,8 +92,8 @@ impl DeletedPairs {
         self.len() > 0 && self.shard(hash).is_some_and(|shard| shard.read().contains(&hash))
     }
 
-    /// Reserves room for one pair unless `most` are present. The caller must insert or
-    /// [release](DeletedPairs::release).
+    /// Reserves room for one pair. Returns `false` if the set already has `most` pairs. The caller
+    /// must insert or [release](DeletedPairs::release).
     pub(crate) fn reserve(&self, most: usize) -> bool {
         let room = |len: usize| len.checked_add(1).filter(|&len| len <= most);
         self.len.fetch_update(SeqCst, SeqCst, room).is_ok()

@@ -15,9 +15,9 @@
 //! limit, but they cannot raise the horizon (P4).
 //!
 //! If a space [spills](crate::Options::spill), the host moves the oldest tables to disk (`cold`)
-//! before memory runs out. If the host is late, the ring opens no table and the newest table gets
-//! extensions. Such a space recycles only above [`keep_tables`](crate::Options::keep_tables), which
-//! counts tables in memory and on disk.
+//! before memory runs out. If the host has not freed enough memory, the ring opens no table and the
+//! newest table gets extensions. Such a space recycles only above
+//! [`keep_tables`](crate::Options::keep_tables), which counts tables in memory and on disk.
 //!
 //! While the oldest table is open, the ring recycles nothing: otherwise the horizon would pass ids
 //! in use. A ring that does not spill then opens no more tables at its limit, and its open tables
@@ -94,7 +94,7 @@ impl Space {
         let Some(boundary) = self.divide(low, boundary, pages)? else { return Ok(false) };
         table.close();
         if low > 0 {
-            // The first table begins at 0, so its range says nothing about the ids in it.
+            // The first table begins at 0, so its lower bound may be far below its ids.
             self.frontier.widen(low, boundary - low);
         }
         if at.is_none() {
@@ -117,8 +117,8 @@ impl Space {
     }
 
     /// Divides the table that starts at `low`. A new table of `pages` covers the ids starting at
-    /// `boundary`. Returns the boundary, or `None` if the table is gone or does not contain the
-    /// boundary.
+    /// `boundary`. Returns the boundary, or `None` if there is no such table or it does not contain
+    /// the boundary.
     fn divide(
         &self,
         low: u64,

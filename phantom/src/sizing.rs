@@ -33,10 +33,10 @@
 //! share is 1 - (∫₀^Λ rate(λ) dλ) / Λ: 0.9985 at 1 %, 0.92 at 25 %. This share converts between
 //! counted and received pairs.
 //!
-//! **Budget.** A lookup in a table with extensions says yes if any filter does, so their rates add
-//! up. The first filter gets [`FIRST_SHARE`] of the configured rate. The i-th extension gets a part
-//! of the rest proportional to 1/i². The sum stays below the configured rate for any length of the
-//! chain.
+//! **Budget.** A lookup in a table with extensions returns true if any filter does, so their rates
+//! add up. The first filter gets [`FIRST_SHARE`] of the configured rate. The i-th extension gets a
+//! part of the rest proportional to 1/i². The sum stays below the configured rate for any length of
+//! the chain.
 
 use parking_lot::RwLock;
 use std::sync::LazyLock;

@@ -25,7 +25,7 @@ impl<'a> Input<'a> {
         first
     }
 
-    /// Returns `was`, or another number in half of all cases.
+    /// Returns `was` unchanged in half of all cases, otherwise a nearby or an extreme number.
     fn number(&mut self, was: u64) -> u64 {
         match self.byte() {
             0..128 => was,
@@ -41,7 +41,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// One direction of a link through a hostile intermediary.
+/// One direction of a link. A hostile intermediary changes its messages.
 #[derive(Default)]
 struct MessageStream {
     reader: MessageReader,

@@ -28,7 +28,8 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// Distance in bytes from the log's end within which reads hit the page cache.
 const RECENT_BYTES: u64 = 256 << 10;
 
-/// Maximum number of segment headers in Welcome. This many segments contain up to 64 GiB of log.
+/// Maximum number of segment headers in Welcome. At the default segment size of 64 MiB, they cover
+/// 64 GiB of log.
 const MAX_HEADS: usize = 1024;
 
 /// Maximum size of a replica's message in bytes.

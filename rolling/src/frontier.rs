@@ -1,5 +1,5 @@
 //! The frontier decides which ids count as normal traffic. A single bad id cannot move a table
-//! boundary (R5, promise 7).
+//! boundary (R5; promise 7 in `docs/promises.md`).
 //!
 //! Ids grow with time, so a new id is normally close to the highest one so far. But a broken client
 //! may send 2^64-1. If that became the highest id, the ring could never open another table above
@@ -26,9 +26,10 @@
 //!   `max_aside` entries if that is less.
 //! - With ranges: `max_aside / 16` entries ([`MAX_ENTRIES_NEEDED`] by default) of at least
 //!   [`MIN_IDS_AHEAD`] distinct ids. The interval must be shorter than a sixteenth of its distance
-//!   to the range below; with `max_aside` entries any interval will do. The interval contains that
-//!   number of ids, or half of all ids if that is less, because two services may start at the same
-//!   time. If it is within [`WINDOW_FACTOR`] windows of the range below, that range grows instead.
+//!   to the range below; with `max_aside` entries any interval is accepted. The interval contains
+//!   that number of ids, or half of all ids if that is less, because two services may start at the
+//!   same time. If it is within [`WINDOW_FACTOR`] windows of the range below, that range grows
+//!   instead.
 //! - When memory for outliers is short: the same number as without any range, at any distance.
 //!
 //! A range that receives no new id while other ranges receive [`IDLE_RANGE_IDS`] is joined with the
@@ -39,7 +40,8 @@
 //! One step covers at most half of the remaining ids ([`Frontier::reach`]), because a ring at the
 //! end of the id space could never open another table. Legitimate ids do not jump there, but
 //! negative numbers do: a client's -1 is 2^64-1. Such ids stay ahead. The first range opens beyond
-//! the reach only if the map has `max_aside` entries, and most of them are there and form a quorum.
+//! the reach only if the map has `max_aside` entries, enough of them for a range, and most of them
+//! are beyond the reach.
 //!
 //! A space may refuse ids that are too high (`max_ahead`). The distance is measured from the
 //! highest range or, without any range, from the highest id in the outlier map
@@ -162,8 +164,8 @@ pub struct Frontier {
     follows: AtomicBool,
     /// `u64::MAX` if unlimited.
     max_ahead: AtomicU64,
-    /// Number of entries that opens another range, and number at which their distances no longer
-    /// matter.
+    /// Number of entries needed to open another range, and number from which their distances no
+    /// longer matter.
     entries_needed: AtomicUsize,
     max_aside: AtomicUsize,
     /// Number of writes that were ahead since the last [`Frontier::advance`], and number that
@@ -402,9 +404,8 @@ impl Frontier {
         }
         let Range { high, window, .. } = tracking.ranges[at].range;
         if id > high {
-            // One step cannot take a lower range to its last possible id. When the range opens its
-            // window is narrower than the gap above it, and only ids that fill the gap widen the
-            // window.
+            // A single id cannot extend a lower range to its last possible id. The window of a new
+            // range is narrower than the gap above it, and only ids in the gap widen the window.
             if id - high > window || (is_top && id > reach(high)) {
                 self.ahead.fetch_add(1, Relaxed);
                 return Admission::Ahead;
@@ -555,9 +556,9 @@ impl Frontier {
         changed
     }
 
-    /// Returns the range to open for the sorted ids of `ahead`. If they are close to an existing
-    /// range, compared with its window, returns that range, extended. Returns `None` if there are
-    /// too few ids or they are too far apart.
+    /// Returns the range to open for the sorted ids of `ahead`. If they are within
+    /// [`WINDOW_FACTOR`] windows of an existing range, returns that range, extended to include
+    /// them. Returns `None` if there are too few ids or they are too far apart.
     fn range_among(
         &self,
         tracking: &Tracking,
@@ -625,7 +626,8 @@ impl Frontier {
         } else if !is_full {
             return None;
         } else if !is_quorum_at_start(ahead) || near.len() >= ahead.len().div_ceil(2) {
-            // The range starts beyond the reach only if most ids are there and form a quorum.
+            // The range starts beyond the reach only if most entries are there, and all entries
+            // together are enough for a range.
             ahead.truncate(near.len());
         }
         ahead.dedup();
@@ -745,7 +747,7 @@ mod tests {
                 write(&frontier, posts(2 * 5000)).is_empty() && frontier.high() < Some(5003),
                 "{most}"
             );
-            // Ids near the end of the id space: half of all ids, three distinct ones, or all but
+            // Near the end of the id space are half of all ids, three distinct ids, or all ids but
             // one.
             let begins = |ids: &dyn Fn(u64) -> u64| {
                 let frontier = Frontier::new(None, most);
@@ -901,7 +903,7 @@ mod tests {
         }
     }
 
-    /// When memory is short, a quorum opens a range at any distance between its ids.
+    /// When memory is short, a few distinct ids open a range, however far apart they are.
     #[test]
     fn short_memory_opens_a_range_for_a_quorum() {
         let young = Frontier::new(None, MOST);
@@ -971,8 +973,8 @@ mod tests {
         assert_eq!(frontier.ranges().len(), 1);
     }
 
-    /// A few stray ids are just above the traffic, and many ids are far above it. The range opens
-    /// for the many.
+    /// A few ids are just above the range in use, and many ids are far above it. The new range
+    /// starts at the latter ids and does not include the former.
     #[test]
     fn a_range_begins_far_above_the_one_below() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -999,7 +1001,7 @@ mod tests {
         assert!(frontier.advance(&mut ahead, false, |range| range.start == 1 << 55));
     }
 
-    /// A few random ids open no range; many do.
+    /// A few random ids do not open a range. Many of them do, but the range in use does not change.
     #[test]
     fn random_ids_take_nothing_from_the_traffic() {
         let frontier = settled(1 << 50, 4096, 1000);

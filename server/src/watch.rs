@@ -1,6 +1,6 @@
 //! Health checks among cluster nodes (`node::cluster::health`). Each node is polled on a separate
-//! connection, so a slow one does not delay the others. This module also lifts the fence of a
-//! restarted master once other nodes confirm its role.
+//! connection, so a slow one does not delay the others. A restarted master is fenced: it refuses
+//! writes until other nodes confirm its role. This module asks them.
 
 use dataset::clock::unix_ms;
 use node::client::connect::{Link, within};
@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum interval per cluster member: bounds the polling rate in large clusters.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Interval at which a node checks whether it is a fenced master.
+/// Interval at which a node checks whether it is fenced.
 const FENCE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Error code of a node that is still loading.
@@ -39,7 +39,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     Ok(())
 }
 
-/// Lifts the fence of a returning master when other nodes confirm its role.
+/// Lets a fenced master accept writes again when other nodes confirm its role.
 async fn lift_fences(host: &Arc<Host>) -> std::convert::Infallible {
     let process = host.node().process();
     // After a final refusal, do not ask again under the same topology. The node that refused might

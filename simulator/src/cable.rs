@@ -71,7 +71,7 @@ pub(crate) struct ReplicaLink {
     pub(crate) floor: Cell<u64>,
     /// Whether the replica has the log up to `floor` and could replace the master.
     pub(crate) is_fit: Cell<bool>,
-    /// Pairs of a time and an end of the master's log. The log up to the end contains all writes
+    /// Pairs of a time and a log offset. The master's log up to the offset contains all writes
     /// acknowledged before the time.
     pub(crate) marks: RefCell<Vec<(Duration, u64)>>,
 }
@@ -85,7 +85,8 @@ impl ReplicaLink {
         self.marks.replace(vec![(at, end)]);
     }
 
-    /// Returns a time. All writes acknowledged before it are in a log that ends at `end`.
+    /// Returns a time such that a log that ends at `end` contains all writes acknowledged before
+    /// it.
     pub(crate) fn has_all_before(&self, end: u64) -> Duration {
         let marks = self.marks.borrow();
         let mark = marks.iter().rev().find(|(_, offset)| *offset <= end);

@@ -136,7 +136,8 @@ impl State {
         }
     }
 
-    /// Returns the state after the step, and the expected number in the reply, if checked.
+    /// Returns the state after the step, and the number that the reply must contain, if it is
+    /// checked.
     fn stepped(&self, step: &Step) -> (State, Option<i64>) {
         let mut next = self.clone();
         let expected = match step {
@@ -209,7 +210,7 @@ struct Row {
     /// Whether all commits since the change was sent have succeeded. With `always`, readers then
     /// wait for the change.
     may_wait: bool,
-    /// Whether a reader has seen `asked`.
+    /// Whether a reader has seen the effect of `asked`.
     shown: bool,
     /// Possible states before the first change with an error reply since the last successful
     /// commit. A crash may restore them, even if a reader has seen the change.
@@ -348,8 +349,8 @@ impl Model {
     }
 
     /// Called after the death of the process. `committed` is the start of the last successful
-    /// commit. Unless `exact`, a change may be lost if it was acknowledged later than one second
-    /// before `committed`. If `exact`, no acknowledged change may be lost.
+    /// commit. With `exact`, no acknowledged change may be lost. Otherwise, changes acknowledged
+    /// before `committed` minus one second must survive, and later ones may be lost.
     pub(crate) fn crash(&mut self, at: Duration, committed: Duration, exact: bool) {
         for row in self.rows.values_mut() {
             let mut states = States::new();

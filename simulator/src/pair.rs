@@ -184,8 +184,8 @@ impl World {
         }
     }
 
-    /// Promotes the replica after the master's death, if it can replace the master and the random
-    /// draw says so.
+    /// After the master's death, promotes the replica if it can replace the master and a random
+    /// draw selects this.
     pub(crate) fn fail_over(&self) -> bool {
         if !self.is_pair() || !self.link.is_fit.get() || self.chance(3) {
             return false;

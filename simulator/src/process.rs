@@ -69,7 +69,7 @@ async fn commit(node: Arc<Node>, mut log: Log, committed: Rc<Cell<bool>>) {
     }
 }
 
-/// Main loop of a replica. The master's address is not used; `dial` finds it.
+/// Main loop of a replica. Connects by calling `dial` instead of using the master's address.
 async fn run_follower(
     host: Arc<Host>,
     log: ReplicaLog,

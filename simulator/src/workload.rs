@@ -39,7 +39,7 @@ pub(crate) enum ReplyShape {
     One,
     /// The reply of EXEC, with one item per step.
     Exec,
-    /// The reply of EXEC for two users whose values are always equal.
+    /// The reply of EXEC for two rows of the space `user` that always have equal values.
     Twins,
     /// The reply of an operator's command.
     Admin(Admin),
@@ -142,7 +142,7 @@ impl Workload {
         Workload { habits, ..Workload::default() }
     }
 
-    /// Draws a command. It does not change rows that have a pending change. Returns `None` if the
+    /// Draws a command. The command changes no row that has a pending change. Returns `None` if the
     /// command cannot run in the current state.
     pub(crate) fn draw(&mut self, model: &Model, random: &mut fastrand::Rng) -> Option<Command> {
         let ids = self.posts(random);

@@ -658,7 +658,7 @@ impl World {
         *if is_kill { &mut counts.kills } else { &mut counts.power_cuts } += 1;
     }
 
-    /// Drops the acknowledged changes that `fsync` allows a crash to lose.
+    /// Tells the model which acknowledged changes a crash may lose under this `fsync` policy.
     fn lose(&self) {
         self.left.set(self.committed.get());
         let exact = self.config().durability.fsync == Fsync::Always;

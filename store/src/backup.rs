@@ -206,8 +206,8 @@ impl Backup {
 pub trait BackupProgress {
     /// Reports the expected total size in bytes.
     fn expect(&self, bytes: u64);
-    /// Reports that `bytes` more bytes were copied or `linked`. May block to limit the rate; an
-    /// error aborts the backup.
+    /// Reports that `bytes` more bytes were copied, or hard-linked if `linked` is true. May block
+    /// to limit the rate; an error aborts the backup.
     fn advance(&self, bytes: u64, linked: bool) -> Result<()>;
     /// Syncs all changes made before this call. Returns the durable end of the log.
     fn end(&self) -> Result<Position>;
@@ -415,8 +415,8 @@ pub(crate) fn with_ends(heads: &[SegmentHead], end: Position) -> Vec<(SegmentHea
 
 /// Reads the batches of the segments up to `end`, or to the last valid one. Returns the end.
 ///
-/// `each` receives the position after a batch. If it returns false, the walk ends before that
-/// batch.
+/// `each` receives the position after a batch. If `each` returns false, the walk stops, and that
+/// batch is not included.
 pub(crate) fn walk(
     segments: &[(SegmentHead, &dyn Disk)],
     end: Option<Position>,

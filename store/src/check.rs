@@ -82,8 +82,8 @@ impl Report {
 /// Maximum number of attempts if a server publishes manifests during the check.
 const MAX_ATTEMPTS: usize = 5;
 
-/// Verifies a data folder. A server may use the folder concurrently. The check then ends at some
-/// recent end of the log.
+/// Verifies a data folder. A server may use the folder concurrently. In that case the check may
+/// omit the latest batches.
 pub fn check(disk: &dyn Disk) -> Result<Report> {
     let number = || Manifest::read(disk).ok().flatten().map(|manifest| manifest.number);
     let mut looks = 0;

@@ -50,12 +50,12 @@ impl<'a> Input<'a> {
         first
     }
 
-    /// Returns true for one byte value in `of`. Returns false after the input is exhausted.
+    /// Returns true with a probability of about 1/`of`. Returns false after the input is exhausted.
     fn rarely(&mut self, of: u8) -> bool {
         !self.0.is_empty() && self.byte() % of == of - 1
     }
 
-    /// Returns `was`, or another number with a probability of 1/16.
+    /// Returns a different number than `was` with a probability of 1/16, otherwise `was`.
     fn number(&mut self, was: u64) -> u64 {
         if !self.rarely(16) {
             return was;

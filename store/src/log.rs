@@ -188,7 +188,8 @@ impl Log {
         // Recovery always begins a new segment, even after an empty one. A power cut may have
         // destroyed bytes of the old segment that replicas already received.
         match log.open_segment(end, void) {
-            // A full disk must not prevent reads. The first append or sync retries.
+            // Continue if the disk is full, so that the server can serve reads. The first append or
+            // sync retries.
             Ok(()) | Err(Error::Full { .. }) => Ok(log),
             Err(error) => Err(error),
         }

@@ -237,8 +237,8 @@ pub(crate) fn read_segment_head(
     Ok(SegmentHead::decode(&bytes[..n]))
 }
 
-/// Returns up to `most` existing segments, from `newest` to older ones. Skips void segments,
-/// because no segment continues them.
+/// Returns the headers of existing segments, from `newest` to older ones, up to a maximum of
+/// `most`. Skips void segments, because no segment continues them.
 pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<SegmentHead>> {
     let numbers = segment_numbers(disk)?;
     let (mut heads, mut wanted) = (Vec::new(), newest);
@@ -428,8 +428,8 @@ impl BatchReader {
         Ok((self.buffer.len() >= need).then_some(0))
     }
 
-    /// Searches from offset `byte` for a batch head that matches its location and that `accept`
-    /// accepts. The body need not be valid.
+    /// Searches from offset `byte` for a batch head with a valid checksum for which `accept`
+    /// returns true. Does not check the body.
     fn scan(&mut self, byte: u64, accept: impl Fn(&BatchHead, u64) -> bool) -> Result<Option<u64>> {
         let mut byte = byte;
         while let Some(start) = self.fill(byte, BATCH_HEAD_BYTES)? {
@@ -444,15 +444,16 @@ impl BatchReader {
         Ok(None)
     }
 
-    /// Searches for proof of damage after [`NextBatch::Bad`] in the newest segment. Returns the
-    /// offset of a later batch that was written after the bad bytes were durable.
+    /// After [`NextBatch::Bad`] in the newest segment, checks whether the bytes are damaged or a
+    /// torn tail. Damaged bytes are followed by a batch that was written after they were durable.
+    /// Returns the offset of that batch, if any.
     pub(crate) fn proof_of_damage(&mut self) -> Result<Option<u64>> {
         let bad = self.at;
         if bad.byte >= self.size {
             return Ok(None);
         }
-        // Begin after the bad byte. An intact head at that byte proves only that earlier bytes were
-        // durable.
+        // Begin after the bad byte. A valid head at that byte only shows that the bytes before it
+        // were durable.
         let base = self.head.base;
         self.scan(bad.byte + 1, |head, byte| {
             let offset = base.wrapping_add(byte - SEGMENT_HEAD_BYTES);

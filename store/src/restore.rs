@@ -238,8 +238,8 @@ fn sizes(segments: &[SourceSegment], end: Position) -> Vec<(SegmentHead, u64)> {
     with_ends(&heads, end)
 }
 
-/// Restores into `to`, which must be missing or empty. `term` maps the old term to that of the new
-/// segment.
+/// Restores into `to`, which must be missing or empty. `term` receives the old term and returns the
+/// term of the new segment.
 pub fn restore(
     plan: &RestorePlan,
     to: &Path,

@@ -46,8 +46,8 @@ use crate::frame::{Check, u32_at, u64_at};
 /// Size of the header in bytes.
 pub const SEGMENT_HEAD_BYTES: u64 = 80;
 
-/// Upper bound of offsets and numbers. Decoders reject larger values, so that arithmetic on forged
-/// values cannot overflow.
+/// Upper bound of offsets and numbers. Decoders reject larger values, so that later arithmetic
+/// cannot overflow.
 pub(crate) const MAX_NUMBER: u64 = 1 << 62;
 
 /// Log format version that this release writes, and the newest that it reads.

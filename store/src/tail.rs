@@ -32,7 +32,7 @@ pub enum PositionMissing {
     Removed,
     /// The log has different bytes before the position.
     Diverged,
-    /// The log ends before the position, but may reach it later.
+    /// The log ends before the position. It may reach the position later.
     Short,
 }
 
@@ -41,7 +41,7 @@ pub enum PositionMissing {
 pub struct Tail {
     disk: Arc<dyn Disk>,
     head: SegmentHead,
-    /// Successor of the current segment, if known. Does not change after it is below a durable end.
+    /// Successor of the current segment, if known. A successor below a durable end is final.
     next: Option<SegmentHead>,
     reader: BatchReader,
 }
@@ -150,7 +150,8 @@ impl Tail {
         self.reader.position()
     }
 
-    /// Returns the next step before `limit`, a current or former durable end of the log.
+    /// Returns the next step before `limit`, which must be a position that is or was the durable
+    /// end of the log.
     pub fn next(&mut self, limit: Position) -> Result<Step<'_>> {
         let at = self.reader.position();
         let mut end = limit.offset;

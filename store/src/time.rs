@@ -3,7 +3,7 @@
 //! By default the functions call the operating system. On a thread that has called [`simulate`]
 //! they call its [`Simulator`]. Simulated time advances only under the simulator's control. When
 //! the thread would sleep or block, the simulator runs the work of other threads. So one thread can
-//! run several servers, deterministically for a given seed.
+//! run several servers, and the same seed gives the same run.
 
 use parking_lot::{Condvar, MutexGuard};
 use std::cell::{Cell, RefCell};

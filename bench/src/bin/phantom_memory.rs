@@ -22,7 +22,7 @@ struct Args {
     /// Number of pairs
     #[arg(long, default_value_t = 4_000_000)]
     pairs: u64,
-    /// Server for the sets, and for the filters if it has them
+    /// Server that stores the sets, and the filters if it supports them
     #[arg(long, default_value = "redis-server")]
     program: PathBuf,
     /// Module with BF.RESERVE and BF.MADD to load into the server
@@ -65,9 +65,9 @@ fn ours(pairs: u64, rate: f64) -> Outcome {
     Ok(())
 }
 
-/// Returns the bytes that a server uses for all pairs, with `per_key` pairs in each key, and the
-/// filters' own size if reported. `reserve`, if not empty, is sent once per key; `command` adds the
-/// pairs.
+/// Stores all pairs in a server, `per_key` pairs in each key. Returns the memory used and, if the
+/// server reports it, the size of the filters. `reserve`, if not empty, is sent once per key;
+/// `command` adds the pairs.
 fn theirs(
     args: &Args,
     (bits, per_key): (u32, u64),

@@ -213,8 +213,8 @@ struct SlotMove<'a, N> {
 }
 
 impl<N: Net> SlotMove<'_, N> {
-    /// Runs all steps while the command has the hold. Returns the final topology and the duration
-    /// of the hand-over.
+    /// Runs all steps. The caller has acquired the hold. Returns the final topology and the
+    /// duration of the hand-over.
     async fn run(
         &self,
         hold: &mut Hold<'_, N>,

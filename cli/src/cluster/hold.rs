@@ -29,7 +29,8 @@ pub(super) struct Hold<'n, N: Net> {
 }
 
 impl<N: Net> Hold<'_, N> {
-    /// Asks all masters in id order, so that one of two concurrent commands acquires all holds.
+    /// Acquires the hold at all masters, in id order. Of two concurrent commands one therefore
+    /// acquires all of them.
     pub(super) async fn begin<'n>(net: &'n N, topology: &Topology) -> Result<Hold<'n, N>, String> {
         let mut masters: Vec<&Member> = topology.masters().collect();
         masters.sort_unstable_by_key(|member| &member.id);

@@ -157,8 +157,8 @@ fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<OwnedFrame>, &str)>)
 }
 
 /// Returns the error that the node returns to writes. INFO does not report an expired lease. This
-/// therefore sends a write without effect: TRIM of a space that cannot exist. A master that accepts
-/// writes replies that the space does not exist.
+/// function therefore sends a write without effect: TRIM of a space that cannot exist. A master
+/// that accepts writes replies that the space does not exist.
 async fn refusal(node: &mut NodeClient<'_, ConnectArgs>) -> String {
     let Err(said) = node.ask(&["CLUSTERX", "TRIM", "", "0"]).await else { return String::new() };
     let said = said.strip_prefix(&format!("{}: ", node.address)).unwrap_or(&said);

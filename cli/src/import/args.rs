@@ -243,7 +243,7 @@ impl LineShape {
     }
 }
 
-/// Splits `old>new`. A name without `>` is both.
+/// Splits `old>new`. A name without `>` is the old and the new name.
 pub(super) fn renamed(name: &str) -> (&str, &str) {
     name.split_once('>').unwrap_or((name, name))
 }

@@ -19,7 +19,8 @@ pub(super) struct Route {
 }
 
 impl Lanes {
-    /// Opens `each` connections to each server. Returns the spaces of the first server.
+    /// Opens the same number of connections (`each`) to every server. Returns the spaces of the
+    /// first server.
     pub(super) async fn open(connect: &ConnectArgs, each: u16) -> io::Result<(Lanes, Spaces)> {
         let tls = connect.tls()?;
         let mut first = connect.open(tls.as_ref()).await?;

@@ -182,7 +182,7 @@ impl Pipe {
     ) -> Result<ReplyCounts, E> {
         self.flush();
         self.close();
-        // The channel closes once all connections have ended, even after an error of `on`.
+        // Drain the events even after an error: the channel closes once all connections have ended.
         let mut outcome = Ok(());
         while let Ok(event) = self.events.recv() {
             if outcome.is_ok() {

@@ -1,4 +1,4 @@
-//! Reads the spaces of a server, and its cluster.
+//! Reads the list of spaces and the cluster topology from a server.
 
 use super::args::{ImportArgs, LineShape};
 use super::redis::source::{BlockingConnection, bytes};
@@ -31,7 +31,7 @@ pub(crate) enum Cluster {
     Whole,
     /// The cluster has this topology: each master has the rows of its own slots.
     Part(Arc<Topology>),
-    /// The server is a cluster node without a topology, and serves no slot.
+    /// The server is a cluster node without a topology, so it serves no slots.
     Unknown,
 }
 

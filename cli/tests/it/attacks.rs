@@ -1,6 +1,6 @@
-//! Attacks that are typical for servers of this kind, against the real binary. Memory must stay
-//! bounded, and other clients must see a similar latency. docs/security.md lists the protection
-//! against each attack.
+//! Runs attacks that are typical for network servers against the real binary. Memory must stay
+//! bounded, and the latency of other clients must stay nearly the same. docs/security.md lists the
+//! protection against each attack.
 
 use harness::number;
 use harness::program::{Program, call, refusal, until};
@@ -410,7 +410,7 @@ fn hostile_arguments_are_refused_or_cost_little() {
         b"tm.replicate",
         b"failover",
         b"debug",
-        // These wait as long as their argument says.
+        // These block for the time given in an argument.
         b"wait",
         b"waitaof",
         // These send one reply per channel, but this client expects one per request.
@@ -607,7 +607,7 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             let most = |name| tables.iter().map(|table| number(table, name)).fold(0.0, f64::max);
             let (mean, p99) = (most("probes_mean"), most("probes_p99"));
             println!("{pattern}: {mean} buckets, 99 % at most {p99}");
-            // All rows but those far ahead of the others, which are stored outside the tables.
+            // All rows except outliers, which are stored outside the tables.
             sum("rows") >= ROWS as f64 * 0.999
                 && sum("draining_rows") == 0.0
                 // Long probe sequences would make lookups slow.
@@ -648,8 +648,8 @@ fn connections_are_killed_in_any_state() {
                 stream
             })
             .collect();
-        // In every second round, connections are killed while they are being opened, and some kills
-        // come too late.
+        // In every second round, the test does not wait until all connections are accepted. CLIENT
+        // KILL then misses some of them.
         let all_have_come = round % 2 == 0;
         if all_have_come {
             std::thread::sleep(Duration::from_millis(100));

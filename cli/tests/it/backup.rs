@@ -392,7 +392,7 @@ fn backups_beside_snapshots_and_spills_are_whole() {
     let program = start(home, settings);
     let port = program.port;
     let (is_over, floor, made) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-    // Each pass sets all rows to its number, and is acknowledged completely.
+    // Each pass sets all rows to the number of the pass, and reads all replies.
     const ROWS: u64 = 12_000;
     let mut floors = Vec::new();
     std::thread::scope(|s| {

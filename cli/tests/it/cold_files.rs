@@ -1,5 +1,5 @@
-//! Thousands of cold files. The server raises the initial limit of open files, which is below their
-//! number.
+//! Opens thousands of cold files. The initial limit of open files is lower, so the server raises
+//! it.
 
 use harness::program::{FIRST, Program, call, count, text};
 use node::client::Client;
@@ -77,7 +77,8 @@ fn thousands_of_files_are_opened_searched_and_opened_again() {
         "{descriptors} descriptors of {files} files: the limit of 256 was raised"
     );
     verify(&mut client);
-    // A row costs one read, because a search in memory finds its file and its block.
+    // A lookup reads one block, because the indexes in memory contain the file and the block of a
+    // row.
     let (before, reads) =
         (count(&mut client, "cold_cache_misses"), count(&mut client, "cold_reads"));
     call(&mut client, &format!("CNT.GET post {} {}", id(7), id(PER_TABLE * 900 + 3)));

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Id of the first post. `LIKES`: likes per post.
 const FIRST: u64 = 1_000_000;
 const LIKES: u64 = 20;
-/// Members starting at this one like after the spill, so their pairs are late.
+/// First member that likes posts after the spill. Pairs of this and higher members are late.
 const LATE: u64 = 1_000_000;
 
 /// Whether each (post, member) is set. `None` if the server was killed before its reply.
@@ -37,7 +37,7 @@ fn unfinished(dir: &Path) -> usize {
     names.filter(|name| name.to_string_lossy().ends_with(".tcold.tmp")).count()
 }
 
-/// Sets or unsets pairs until there are no more changes, or until the server is gone. Returns the
+/// Sets or unsets pairs until there are no more changes, or until the server exits. Returns the
 /// resulting state.
 fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth {
     let mut told = Truth::new();
@@ -54,7 +54,7 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
             match client.reply() {
                 Ok(OwnedFrame::Array(done)) => match &done[..] {
                     [OwnedFrame::Integer(_)] => _ = told.insert(pair, Some(set)),
-                    // A refused change leaves the earlier state, which is not known here.
+                    // A refused change leaves the earlier state, which this function does not know.
                     [OwnedFrame::Error(why)] if why.starts_with("OOM") => {}
                     other => panic!("{other:?}"),
                 },
@@ -66,8 +66,8 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
     told
 }
 
-/// Checks that every pair, or one in `some`, has its acknowledged state. If the state of a pair is
-/// not known, reads it.
+/// Checks one in `some` pairs, all late pairs, and all pairs with an unknown state. Stores the
+/// states that it reads.
 fn verify(program: &Program, truth: &mut Truth, some: usize) {
     let mut client = program.client();
     let (mut pairs, mut number) = (Vec::new(), 0);
@@ -107,8 +107,7 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
     truth.extend(write(begun.port, fresh(next_post).take(150_000)));
     next_post += 150_000 / LIKES;
     begun.kill();
-    // Up to ten attempts per run: if files are written within a millisecond, most kills come too
-    // late.
+    // Up to ten attempts per run: on a fast disk, most files are complete before the kill.
     for round in 0..10 * rounds {
         if round >= rounds && !in_the_middle.contains(&0) {
             break;
@@ -167,7 +166,7 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
     let program = start(folder.path());
     verify(&program, &mut truth, 1);
     let mut client = program.client();
-    // Spills the remaining tables, and leaves no unfinished work.
+    // Spill the remaining tables. No late pairs may remain in memory.
     client.call(&[b"TM.SPILL", b"liked", b"100"]).unwrap();
     assert!(count(&mut client, "cold_files") >= 3 && count(&mut client, "spill_failures") == 0);
     assert_eq!(count(&mut client, "overlay_pairs"), 0);

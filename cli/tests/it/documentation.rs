@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Beginnings of lines that do not run in this test, or parts of such Python programs, with the
-/// reason.
+/// Lines and Python programs that this test skips, with the reason. A line is given by its prefix,
+/// a program by a substring.
 const NOT_RUN_HERE: [(&str, &str); 22] = [
     ("rclone", "needs another machine"),
     ("aws", "needs an S3 bucket"),
@@ -338,7 +338,7 @@ fn command_lines_of_the_documentation_run() {
     for path in pages() {
         let text = included(&path);
         if text.contains("```") {
-            // Names the page of a line that fails.
+            // If a line fails, the output shows its page.
             eprintln!("{}", path.display());
             let ran = run(&text, &mut used);
             eprintln!("{}: {ran} lines and programs", path.display());

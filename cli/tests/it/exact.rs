@@ -274,8 +274,8 @@ fn every_counter_is_the_number_of_its_members_after_kills() {
     let posts = u32::try_from(wanted / 50).unwrap();
     let members = u32::try_from((wanted / 10).max(5000)).unwrap();
     let batches = wanted.div_ceil(BATCH);
-    // Number of batches after which a like is on disk, either because of their number or because
-    // the test spills.
+    // Number of batches between a like and its repetition. The like is on disk by then; a short
+    // test spills for that.
     let later = (wanted / 20).clamp(BATCH, 4_000_000) / BATCH;
     let is_small = wanted < 20_000_000;
     let mut rng = fastrand::Rng::with_seed(seed);

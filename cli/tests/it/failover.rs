@@ -77,7 +77,7 @@ fn sentinels_of_two_groups_do_not_fence_each_others_master() {
     play("groups.py", &[]);
 }
 
-/// Four shards, one of which is stopped, killed, and loses its slots.
+/// One of four shards is stopped, then killed, and loses its slots.
 #[test]
 fn any_node_answers_for_all_shards_and_each_like_counts_once() {
     play("pages.py", &["--shards", "4"]);

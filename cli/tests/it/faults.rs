@@ -669,8 +669,7 @@ fn what_others_are_shown_is_durable() {
         "only {quick} of {} readers of other rows did not wait",
         4 * reads(OTHER).len()
     );
-    // No write is in progress at this point. A client with weaker guarantees does not wait. The
-    // same holds for all clients while nothing is in progress.
+    // A read does not wait if no write is in progress, or if the policy is `everysec`.
     let took = |words: &str| {
         let began = Instant::now();
         assert_eq!(refusal(&ask(words)), "");

@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 const BLOCK: u64 = 1000;
 const LOADERS: u64 = 2;
 const KILLS: u64 = 3;
-/// Maximum memory of a process: this factor of the configured memory, or the configured memory plus
-/// the constant below for the process itself.
+/// Maximum ratio of process memory to configured memory. A process may always use `PROGRAM_BYTES`
+/// more than configured.
 const MAX_MEMORY_RATIO: f64 = 1.05;
 const PROGRAM_BYTES: u64 = 40 << 20;
-/// One in this many posts gets a comment after all posts were loaded.
+/// Divisor: 1/10 of the posts get a comment after all posts are loaded.
 const COMMENTED: u64 = 10;
 
 fn mix(x: u64) -> u64 {
@@ -195,8 +195,9 @@ impl Fresh {
         self.program.info(name).parse().unwrap_or_else(|_| panic!("INFO {name}"))
     }
 
-    /// Sends all blocks, in stretches that end with a sync. In the second half, sometimes kills the
-    /// server while it writes a cold file, and resends the stretch. Returns the number of kills.
+    /// Sends all blocks, and waits for a sync after each stretch of blocks. In the second half,
+    /// sometimes kills the server while it writes a cold file, and resends the stretch. Returns the
+    /// number of kills.
     fn send_all(&mut self, blocks: u64, replies: usize, push: fn(&mut Client, u64)) -> u64 {
         let mut killed = 0;
         let stretch = stretch(self.memory_bytes);
@@ -292,7 +293,8 @@ fn flags(client: &mut Client, block: u64, member: u64) -> u64 {
 fn a_fresh_server_takes_more_than_its_memory_holds() {
     let all = seeds::given("TIDEMARK_STEPS").unwrap_or(1_000_000);
     let blocks = all / BLOCK;
-    // The ratio of 2 GiB to 400,000,000 posts, but at least the needs of the process itself.
+    // The same memory per post as 2 GiB for 400,000,000 posts, and at least 48 MiB for the process
+    // itself.
     let memory_bytes = ((all as f64 * 5.37) as u64).max(48 << 20);
     let mut fresh = Fresh::start(memory_bytes);
     let began = Instant::now();

@@ -44,7 +44,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
             said = words.to_owned();
             true
         });
-        // The request of the first client with the error has changed the data in memory.
+        // The first request that returns this error has changed the data in memory.
         assert!(
             said.starts_with("MISCONF Tidemark cannot write its log. The change is in memory"),
             "{said}"
@@ -233,7 +233,7 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
     let mut write = |client: &mut Client| {
         assert!(rows(client, id, id + 10), "a write was rejected");
         id += 10;
-        // Meanwhile the log itself must use little of the free space.
+        // Write slowly, so that the log uses little of the free space.
         std::thread::sleep(Duration::from_millis(5));
         let figures = rustix::fs::statvfs(disk.path()).unwrap();
         least = least.min(figures.f_bavail * figures.f_frsize);

@@ -12,8 +12,8 @@ use node::client::Client;
 use std::process::Command;
 use std::time::Duration;
 
-/// Number of rounds that like the same posts. The test checks older posts once per era, so that a
-/// round always costs the same.
+/// Number of rounds that like the same posts. Each round checks the newest group of posts and one
+/// random group, so that every round costs the same.
 const ROUNDS_PER_ERA: u64 = 10;
 
 #[test]

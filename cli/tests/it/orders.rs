@@ -134,8 +134,8 @@ fn a_role_that_cannot_be_written_down_is_not_taken() {
 }
 
 /// Checks that another client of the only worker receives replies while the sender of `sent` waits
-/// for the disk. Returns the number of these replies that arrived before the last line of the
-/// sender's reply and `is_over`.
+/// for the disk. Returns how many of these replies arrived before the sender's last reply line and
+/// before `is_over`.
 fn answered_meanwhile(
     program: &Program,
     sent: &str,
@@ -207,8 +207,8 @@ fn only_the_client_of_an_order_waits_for_its_disk() {
     goes_on("TM.REPLICATE 3\r\n", "+OK", &|| role().contains("replicated yes"));
 }
 
-/// Sentinel's transaction receives its replies in order, as with Redis, wherever it waits. No reply
-/// is lost or duplicated.
+/// Sentinel's transaction receives its replies in order, as with Redis, even if a command in it
+/// waits. No reply is lost or duplicated.
 #[test]
 fn transaction_waiting_for_disk_gets_replies_in_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -312,7 +312,7 @@ fn replicaof_is_refused_while_acknowledged_writes_are_unlogged() {
     assert_eq!(row(&Program::start(disk.path(), "everysec"), last), held);
 }
 
-/// A failed last commit is repeated, also if the REPLICAOF is in one transaction with the writes
+/// The server repeats a failed last commit, even if REPLICAOF is in one transaction with the writes
 /// and cannot wait for them.
 #[test]
 fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {

@@ -1,6 +1,6 @@
-//! Promotion of the real binary while its disk is slow or full: strace delays or fails the creation
-//! of the new master's first log segment. Writes to the new master succeed, wait, or return the
-//! error of the disk.
+//! Promotes a replica whose disk is slow or full. strace delays or fails the creation of the new
+//! master's first log segment. Writes to the new master succeed, wait, or return the error of the
+//! disk.
 
 use harness::program::{FIRST, Program, call, cannot, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;

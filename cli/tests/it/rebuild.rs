@@ -53,8 +53,8 @@ fn push(client: &mut Client, words: &[&str], (post, member): (u64, u64)) {
     client.push(&words.chain([member.as_bytes(), post.as_bytes()]).collect::<Vec<_>>());
 }
 
-/// Likes, unlikes and reads until stopped, or until the server is gone. Removes pairs from `truth`
-/// whose state is unknown after that.
+/// Likes, unlikes and reads posts until stopped, or until the server exits. Removes pairs from
+/// `truth` whose state is unknown after that.
 fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, stop: &AtomicBool) {
     let mut client = Client::connect(("127.0.0.1", port)).unwrap();
     while !stop.load(Relaxed) {

@@ -318,7 +318,7 @@ fn give_up(
     gone
 }
 
-/// Checks that exactly the posts in `gone` were deleted.
+/// Checks that the posts in `gone` were deleted, and no others.
 fn check_gone(
     client: &mut Client,
     acts: &BTreeMap<(u64, u64), bool>,

@@ -30,8 +30,8 @@ fn ended(program: &mut Program) -> std::process::ExitStatus {
     }
 }
 
-/// Regression: SIGHUP, like all other unhandled signals, ended the process and lost the writes of
-/// the last second. This test sends each signal right after a write.
+/// Regression: SIGHUP and other unhandled signals ended the process and lost the writes of the last
+/// second. This test sends each signal right after a write.
 #[test]
 fn signals_that_are_not_for_stopping_never_end_the_server() {
     let folder = tempfile::tempdir().unwrap();

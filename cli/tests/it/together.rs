@@ -126,8 +126,8 @@ impl Actor {
             other => panic!("{what}: {other:?}"),
         };
         let at = self.at;
-        // The flag only shows whether the number is odd, so this returns the last such change that
-        // may have been made.
+        // The flag only shows whether the number is odd or even, so this returns the highest sent
+        // number with that parity.
         let parity = |is_set: bool| {
             let n = if (self.sent % 2 == 1) == is_set {
                 self.sent

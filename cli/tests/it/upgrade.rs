@@ -58,7 +58,8 @@ fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> S
                 break;
             }
             seen.failed.push(Instant::now());
-            // The other node may be the new master; with a Sentinel, the client would ask it.
+            // The other node may be the new master. With Sentinel, the client would query the
+            // master's address.
             let other = ports[usize::from(port == ports[0])];
             let _ = at.compare_exchange(port, other, SeqCst, SeqCst);
             if is_over.load(SeqCst) {

@@ -288,8 +288,7 @@ fn empty_database_reads_all_whatever_its_group_has_got() {
         said
     };
     assert!(equal("301 rows").contains(" 1 pairs"));
-    // As long as the log reaches back to the beginning, it contains everything, including the
-    // pairs.
+    // Until the log is trimmed, it contains all changes, including the pairs.
     std::fs::remove_file(&file).unwrap();
     assert!(equal("301 rows").contains(" 1 pairs"));
     std::fs::remove_file(&file).unwrap();

@@ -1,4 +1,4 @@
-//! Cases that the model test does not cover: limits, strays, the order of replay.
+//! Covers limits, outliers and the order of replay, which the model test does not cover.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
 
@@ -230,7 +230,7 @@ fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     }
 }
 
-/// Three writes in ten go to one popular post, more than one id may contribute to the quorum.
+/// Three writes in ten go to one popular post, more than the frontier counts for a single id.
 #[test]
 fn a_popular_row_keeps_no_traffic_out_of_the_tables() {
     for strays in [600, 70_000] {
@@ -387,8 +387,8 @@ fn full_space_takes_its_outliers_in() {
     assert!((0..1100).all(|i| space.exists(outlier(i)).unwrap()));
 }
 
-/// A space opens its first range once it has `max_aside` outliers, even if they are few rows,
-/// strays, or rows written once.
+/// A space opens its first range for any `max_aside` and any number of posts. Ids far from the
+/// posts do not make writes fail.
 #[test]
 fn a_space_begins_however_few_rows_may_be_aside() {
     for max_aside in [0, 1, 2, 10, 63, 64, 100, 5000] {
@@ -492,8 +492,8 @@ fn a_backfill_ends_in_tables_of_the_usual_size() {
     assert!(most <= 3000 && tables.len() >= 14, "{} tables, one of {most} rows", tables.len());
 }
 
-/// Tables grow ahead of their rows while ids arrive in random order. Once they are idle, each is at
-/// least as full as a table that was closed because it was full.
+/// While ids arrive in random order, tables are larger than their rows need. Once they are idle,
+/// each is at least as full as a table that was closed because it was full.
 #[test]
 fn tables_that_rest_are_as_full_as_tables_that_roll() {
     let space = Space::new(Options {
@@ -539,7 +539,7 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
     assert_eq!(space.rows(), 330_000);
 }
 
-/// Each table is judged on its own, however many others need a rewrite.
+/// Whether a table needs a rewrite does not depend on the other tables.
 #[test]
 fn tables_that_were_closed_early_are_made_tight_all_of_them() {
     let space = Space::new(Options {
@@ -648,7 +648,8 @@ fn delete_needs_no_memory_table_or_frontier_move() {
             "{id}"
         );
     }
-    // First without memory. Then with memory, while the newest table has a row and could be closed.
+    // First at the memory limit. The second time memory is available, and the newest table has a
+    // row and could be closed.
     for limit in [1 << 20, u64::MAX] {
         space.set_memory_limit_bytes(limit);
         let mut near = space.frontier().unwrap() + 1;

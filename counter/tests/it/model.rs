@@ -1,7 +1,7 @@
 //! Random calls compared with a plain map. Tables are tiny, so they are constantly closed, split
-//! and rewritten, and overflow their probes and field widths. Ids stray far ahead, and the schema
-//! changes. A failure prints its seed; `cargo xtask model counter --seed 7` replays one. `--steps`
-//! sets the steps per seed, `--runs` the number of seeds.
+//! and rewritten, and overflow their probes and field widths. Some ids are far above all others,
+//! and the schema changes. A failure prints its seed; `cargo xtask model counter --seed 7` replays
+//! one. `--steps` sets the steps per seed, `--runs` the number of seeds.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,7 +68,7 @@ impl Ids {
                 self.next
             }
             (4, 40..97) => self.next.saturating_sub(rng.u64(0..500_000)),
-            // A few distinct strays, including both ends of the id space.
+            // A few fixed ids far from all others, including both ends of the id range.
             (_, 97) => [u64::MAX, 0, u64::MAX - 1, 1 << 63, 1][rng.usize(0..5)],
             (_, 98) => u64::MAX / 64 * rng.u64(0..64),
             _ => rng.u64(0..1000),

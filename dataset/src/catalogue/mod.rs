@@ -388,7 +388,7 @@ fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut
             {
                 let before = said.len();
                 differ_in_fields(&name(entry), file, is, said);
-                // Without a message the fields differ only in their order.
+                // If the call appended no message, the fields differ only in their order.
                 if said.len() > before {
                     continue;
                 }

@@ -98,7 +98,8 @@ impl From<Error> for ChangeReadError {
     }
 }
 
-/// Calls `look`, up to eight times if segments are removed concurrently.
+/// Calls `look` up to eight times, until it does not return `Trimmed`. Segments may be removed
+/// concurrently.
 fn again<T>(look: impl Fn() -> Result<T, ChangeReadError>) -> Result<T, ChangeReadError> {
     let mut looks = (0..8).map(|_| look());
     looks
@@ -345,8 +346,9 @@ impl ChangeLog {
         }
     }
 
-    /// Calls `each` for the entries from `place` to `end`, and advances `place`. Stops when `each`
-    /// returns false, or after `most` bytes of the log. Returns true if it reached `end`.
+    /// Calls `each` for the entries from `place` to `end`, and advances `place`. Also stops after
+    /// an entry for which `each` returns false, and after the batch that brings the bytes read to
+    /// `most`. Returns true if it reached `end`.
     pub fn read(
         &self,
         store: &Store,
@@ -436,8 +438,8 @@ impl ChangeLog {
         known.map(|segment| segment.tally(scope)).unwrap_or_default()
     }
 
-    /// Reads the entries from `from` backwards to `to`. Calls `make` for each and returns up to
-    /// `most` results.
+    /// Reads the entries from `from` backwards to `to`. Converts each with `make`, which returns
+    /// `None` to skip an entry. Stops when it has `most` results.
     pub fn read_back(
         &self,
         store: &Store,
@@ -490,8 +492,8 @@ impl ChangeLog {
         Ok(found)
     }
 
-    /// Returns the tally of the entries. Scans all unindexed parts of the log. `is_known` returns
-    /// whether a space still exists; entries of other spaces do not count.
+    /// Counts the entries of the log, and first scans its unindexed parts. Omits entries of spaces
+    /// for which `is_known` returns false because they no longer exist.
     pub fn count(
         &self,
         store: &Store,

@@ -7,8 +7,8 @@
 //!     record: pairs of space 2     7, 42   -> entry 3, id <term>-903417
 //! ```
 //!
-//! An entry contains the state of one row, one pair or the catalogue, as in the log (promise 2). A
-//! consumer may receive an entry twice; the last state is valid.
+//! An entry contains the state of one row, one pair or the catalogue, as in the log (promise 2 in
+//! `docs/promises.md`). A consumer may receive an entry twice; the state received last is current.
 //!
 //! An *id* consists of the term, the entry's place, and three digits of the batch's chain value.
 //! The *place* is the log offset of the batch plus the number of the entry in the batch, from 1.
@@ -113,7 +113,7 @@ pub fn each_change(
     let mut tell = |space: u32, change: Change<'_>| {
         stopped.set(!each(number, space, change));
         number += 1;
-        // An error is the way to stop within a record.
+        // Only an error stops the decoder of a record.
         if stopped.get() { Err(String::new()) } else { Ok(()) }
     };
     for record in Records::new(body) {

@@ -14,8 +14,8 @@ const MAX_DAMAGED_BLOCKS: usize = 1024;
 pub struct Damaged(Mutex<BTreeMap<String, BTreeSet<u64>>>);
 
 impl Damaged {
-    /// Records a damaged block. Returns true unless it was already recorded or the file has too
-    /// many.
+    /// Records a damaged block. Returns false if the block was already recorded, or if the file
+    /// already has `MAX_DAMAGED_BLOCKS`.
     pub(crate) fn note(&self, file: &str, offset: u64) -> bool {
         let mut files = self.0.lock();
         let parts = files.entry(file.to_owned()).or_default();
@@ -27,7 +27,8 @@ impl Damaged {
         self.0.lock().remove(file);
     }
 
-    /// Damaged files and their numbers of damaged blocks. Removes files that `there` rejects.
+    /// Returns the damaged files with their numbers of damaged blocks. First removes the files for
+    /// which `there` returns false.
     pub fn files(&self, there: impl Fn(&str) -> bool) -> Vec<(String, usize)> {
         let mut files = self.0.lock();
         files.retain(|name, _| there(name));

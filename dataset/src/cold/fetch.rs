@@ -122,7 +122,7 @@ struct Queue {
 #[derive(Default)]
 struct JobQueue {
     turns: VecDeque<PendingJobs>,
-    /// Twice the number of batches after the last purge.
+    /// Queue length that triggers the next purge: twice the length after the last one.
     most: usize,
     closed: bool,
 }

@@ -149,9 +149,9 @@ impl ColdSpace {
         self.files.load().0.iter().map(|file| file.head().rows).sum()
     }
 
-    /// Calls `f` with the ids on disk, starting at `from`, in ascending order, block by block,
-    /// until it has passed at least `most` ids. Skips deleted rows. Returns the id at which the
-    /// scan continues; `None` at the end. Blocks on disk reads.
+    /// Calls `f` with the ids on disk in ascending order, starting at `from`. Stops after the block
+    /// that completes `most` ids. Skips deleted rows. Returns the id at which the scan continues;
+    /// `None` at the end. Blocks on disk reads.
     pub fn scan(
         &self,
         space: &counter::Space,

@@ -26,9 +26,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 use store::Store;
 
-/// Bits that distinguish pins of ledger pairs from pins of files, whose identities never have the
-/// top bit. The key of a numeric member has `NUMBERS` and the space's number; that of a string also
-/// has `STRINGS`.
+/// Bits in the pin keys of ledger pairs. A file's identity never has the top bit, so pins of files
+/// have other keys. Every ledger key contains `NUMBERS` and the space's number. The key of a string
+/// member also contains `STRINGS`.
 const NUMBERS: u64 = 1 << 63;
 const STRINGS: u64 = 1 << 62;
 
@@ -55,7 +55,7 @@ pub struct PairLedger {
     pub figures: LedgerFigures,
     /// Progress of filter rebuilds from the ledger.
     pub rebuilds: Rebuilds,
-    /// Covers all ids if the last trim skipped a damaged range.
+    /// Contains all ids if the last trim skipped a damaged range.
     pub(crate) damaged: Quarantine,
 }
 
@@ -199,7 +199,8 @@ impl PairLedger {
         Ledger::takes(in_ledger(*member))
     }
 
-    /// Form of a member in a mark, from which [`PairLedger::logged`] finds the pair.
+    /// Returns the form in which a mark stores a member. [`PairLedger::logged`] finds the pair by
+    /// it.
     #[inline]
     pub(crate) fn marked(&self, id: u64, member: &Member<'_>) -> MarkedMember {
         match member {

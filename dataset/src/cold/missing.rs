@@ -1,9 +1,9 @@
 //! Records which rows of a page must be fetched from disk.
 //!
-//! To check for cold rows before a request would cost as much as the request, and usually finds all
-//! rows in the cache. So a page is read immediately, and rows that are neither cached nor pinned
-//! are recorded. If there are any, the reader threads fetch them, and the page is read again. The
-//! first attempt treats such rows as unreadable, and its result is discarded.
+//! Checking for cold rows before a request would cost as much as the request itself, and usually
+//! all rows are in the cache. So a page is read immediately, and rows that are neither cached nor
+//! pinned are recorded. If there are any, the reader threads fetch them, and the page is read
+//! again. The first attempt treats such rows as unreadable, and its result is discarded.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Read, pinned};
 use crate::cold::fetch::ColdReads;

@@ -60,8 +60,8 @@ impl DirtyParts {
 
     /// Initialises the parts from the files of a manifest.
     pub(crate) fn adopt(&self, files: &[FileEntry]) {
-        // It is unknown which spaces had outliers in the last process. Assume that all with a head
-        // had some.
+        // The manifest does not contain which spaces had outliers. Assume that every space with a
+        // head file had some.
         self.spaces_with_outliers.lock().extend(
             files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32).map(|f| f.tag.space),
         );
@@ -118,8 +118,8 @@ impl DirtyParts {
         }
     }
 
-    /// Returns whether the space had outliers at the last snapshot. `now`: whether it has outliers
-    /// now, for the next call.
+    /// Returns whether the space had outliers at the last snapshot. Stores `now`, whether it has
+    /// outliers now, for the next call.
     pub(crate) fn had_outliers(&self, space: u32, now: bool) -> bool {
         let mut spaces_with_outliers = self.spaces_with_outliers.lock();
         if now { !spaces_with_outliers.insert(space) } else { spaces_with_outliers.remove(&space) }
@@ -163,7 +163,7 @@ impl DirtyParts {
 mod tests {
     use super::*;
 
-    /// Otherwise recovery would load the spilled rows into memory again.
+    /// If the snapshot contained the range, recovery would load the spilled rows into memory again.
     #[test]
     fn spilled_range_is_left_out_of_the_running_snapshot() {
         let tables = [(0, 9), (10, 19), (20, 29)];

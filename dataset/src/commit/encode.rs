@@ -1,5 +1,5 @@
-//! Encodes the marked state as log records, for the commit thread. Recovery and replicas can apply
-//! the records of a batch one by one, in order.
+//! Encodes the current state of the marked keys as log records, for the commit thread. Recovery and
+//! replicas can apply the records of a batch one by one, in order.
 
 use crate::cold::Unreadable;
 use crate::commit::Durability;
@@ -138,7 +138,7 @@ impl<'a> CommitSource<'a> {
         }
     }
 
-    /// Encodes a pair. `told` is the state derived from the marks ([`told`]).
+    /// Encodes a pair. `told` is the state that the function [`told`] derived from the marks.
     fn pair(
         &mut self,
         space: Option<&ExistenceSpace>,

@@ -73,8 +73,8 @@ pub struct Durability {
     grown: watch::Sender<(u64, u64)>,
     /// Whether this node is a replica. If so, its link appends the master's batches to the log.
     follows: AtomicBool,
-    /// Highest ticket whose reply may have been sent before the sync, because the policy changed to
-    /// `always` later.
+    /// Highest ticket of the writes before the policy changed to `always`. Their replies may have
+    /// been sent before the sync.
     replied: AtomicU64,
     /// Parts of the data that the next snapshot must write.
     pub parts: DirtyParts,
@@ -106,8 +106,8 @@ impl Durability {
         }
     }
 
-    /// Waits until the replies to a write may be sent. Waits until the log's queue is short enough.
-    /// With `always`, or if `everysec` is late, also waits for the sync.
+    /// Waits until the reply to a write may be sent: the log's queue must be short enough. With
+    /// `always`, or if `everysec` is late, the write must also be synced.
     pub async fn wait_for_replies(&self, ticket: Ticket) -> Result<(), String> {
         self.room().await;
         if self.holds_replies() || self.committer.is_late() {
@@ -142,8 +142,9 @@ impl Durability {
         is_new
     }
 
-    /// Whether acknowledged changes are not synced. If the log cannot be written, a stop would lose
-    /// them. With `always` this is only possible for changes made under an earlier policy.
+    /// Whether any acknowledged change is not synced. If the process stops while the log cannot be
+    /// written, the change is lost. With `always`, only changes made under an earlier policy can be
+    /// unsynced.
     pub fn has_unsynced_acknowledged(&self) -> bool {
         self.has_unsynced(self.committer.synced())
     }
@@ -370,7 +371,7 @@ impl Durability {
         if self.follows.load(SeqCst) {
             return Some(Ok(self.shown().offset));
         }
-        // A retry may have succeeded before `ends` has its entry.
+        // A retry may have succeeded although `ends` does not contain its entry yet.
         let failed = || {
             (self.committer.failed() >= ticket && ticket > self.committer.durable())
                 .then_some(Err(()))

@@ -1,11 +1,12 @@
-//! End of the log after each of the last batches. WAIT thus waits only for the batch of its own
-//! writes, not for later ones.
+//! End offsets of the most recent log batches. WAIT uses them to wait for the batch of its own
+//! writes, but not for later batches.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use store::Ticket;
 
-/// Number of stored batches. Older batches are known only to end before the oldest stored one.
+/// Number of stored batches. For an older batch, the oldest stored offset is an upper bound of its
+/// end.
 const MAX_ROUNDS: usize = 64;
 
 /// Ticket of each batch, and the log's end after it. Both increase.
@@ -40,8 +41,8 @@ impl Ends {
         true
     }
 
-    /// Returns the lowest known offset that all changes up to this ticket end before. `None` if
-    /// their batch is pending.
+    /// Returns the lowest stored offset at which the log contains all changes up to this ticket.
+    /// `None` if their batch is pending.
     pub(crate) fn of(&self, ticket: Ticket) -> Option<u64> {
         let ends = self.0.lock();
         ends.get(ends.partition_point(|&(round, _)| round < ticket)).map(|&(_, offset)| offset)

@@ -112,8 +112,8 @@ impl Engines {
         }
         let row = has_counted.then_some(counters.number);
         let Ok(change) = change else {
-            // After an error nothing should have changed. If the row has changed nevertheless, the
-            // log must contain it.
+            // Normally an error means that nothing has changed. If the row has changed, the log
+            // must contain it.
             row.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
             return change;
         };
@@ -196,8 +196,8 @@ impl Engines {
         Ok(change)
     }
 
-    /// Changes the further counters, all or none. `is_again`: changes only counters of the id whose
-    /// row does not exist.
+    /// Changes the further counters, all or none. If `is_again`, changes only counters of the id,
+    /// and only those whose row does not exist.
     #[inline]
     fn move_further_counters(
         &self,

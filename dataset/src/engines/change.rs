@@ -37,7 +37,7 @@ impl Current {
 
     /// Edits the catalogue. An error changes nothing.
     ///
-    /// `may` runs while other changes are excluded. It can refuse the change.
+    /// Calls `may` while other changes are excluded. If `may` returns an error, so does the edit.
     pub fn edit<E: From<ChangeError>>(
         &self,
         may: impl FnOnce() -> Result<(), E>,

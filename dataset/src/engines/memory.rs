@@ -62,13 +62,13 @@ impl MemoryDemand {
     }
 }
 
-/// Sum of `given` over all spaces that spill (`spills`), or over all that do not.
+/// Sum of `given` over the spaces that spill or, if `spills` is false, over the others.
 fn sum(demands: &[MemoryDemand], spills: bool, given: impl Fn(&MemoryDemand) -> u64) -> u64 {
     let demands = demands.iter().filter(|demand| demand.spills == spills);
     demands.map(given).fold(0, u64::saturating_add)
 }
 
-/// Highest level at which the same spaces stay within `budget`.
+/// Highest level at which the limits of the selected spaces add up to at most `budget`.
 fn level(budget: u64, demands: &[MemoryDemand], spills: bool) -> u64 {
     let (mut low, mut high) = (0, budget);
     while low < high {
@@ -92,8 +92,8 @@ fn divide(budget: u64, demands: &[MemoryDemand]) -> Vec<u64> {
             .map(|d| d.desired_bytes().saturating_add(free).min(d.most))
             .collect();
     }
-    // Ignore the next tables of spaces that spill. Writes of other spaces are not refused because
-    // of them.
+    // Ignore the next tables of spaces that spill, so that they do not cause refused writes in
+    // other spaces.
     let kept = sum(demands, true, |demand| demand.kept.min(demand.used));
     let for_others = budget.saturating_sub(kept);
     let of_others = level(for_others, demands, false);
@@ -112,7 +112,8 @@ impl CounterSpace {
         let next = (largest + largest / 2).max(self.space.refused_bytes());
         MemoryDemand {
             used: self.space.memory_bytes(),
-            // Four times their size, because outliers are refused at a quarter of the limit.
+            // Count outliers four times: the space refuses them when they use a quarter of its
+            // limit.
             next: next.saturating_add(4 * self.space.outlier_bytes()),
             // Outliers are outside the tables and cannot spill. Count them once, not four times, so
             // that they do not raise the limit without bound.

@@ -58,8 +58,8 @@ impl Page {
         self.rows.iter().fold(0, |bits, &value| bits | value as u64)
     }
 
-    /// The page in a simpler form, if it has the most frequent shape: four adjacent counters, and
-    /// two flags whose answers are all known.
+    /// Returns the page in a simpler form if it has four adjacent counters and two flags, and all
+    /// answers are known. Most pages do.
     pub fn usual(&self) -> Option<UsualPage<'_>> {
         let is_usual = self.is_contiguous
             && self.columns.len() == 4

@@ -59,7 +59,7 @@ impl KeyRef<'_> {
     }
 }
 
-/// Reason why a key has no target.
+/// Reason why a key does not refer to a row, a cell or pairs.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeyError<'a> {
     /// The key matches none of these patterns.
@@ -93,7 +93,7 @@ pub struct Engines {
     /// Whether any space spills tables or pairs.
     pub(super) spills: bool,
     pub(crate) watches: Arc<Watches>,
-    /// Tokens of increments that must count once.
+    /// Idempotency tokens of increments.
     pub tokens: Arc<Tokens>,
     /// Offsets up to which events of brokers were applied.
     pub offsets: Arc<Offsets>,
@@ -196,8 +196,8 @@ impl Engines {
             .map(|(pattern, kind, index)| (pattern, *kind, *index))
     }
 
-    /// Adds all names under which clients may cache a place: its id (for FEED.GET), and the keys of
-    /// its row and cells, or of its pairs.
+    /// Adds all names under which clients may cache a row or pairs to `names`: the id (for
+    /// FEED.GET), and the keys of the row and its cells, or of the pairs.
     pub fn names_of(&self, (space, id): Place, names: &mut BTreeSet<Vec<u8>>) {
         names.insert(id.to_string().into_bytes());
         let mut add = |pattern: &Pattern, field: &str| {

@@ -59,8 +59,8 @@ impl CounterSpace {
         &self.made.name
     }
 
-    /// Position in an order of the counter spaces. Does not change when other spaces are created or
-    /// dropped.
+    /// Number that a SCAN cursor contains for this space. Does not change when other spaces are
+    /// created or dropped.
     pub fn slot(&self) -> u8 {
         self.slot
     }

@@ -497,9 +497,10 @@ impl Engines {
     /// Marks a change of a pair for the log, and the id's row in counter space `row` if it has also
     /// changed. Updates the ledger.
     ///
-    /// Without a ledger, also marks a pair that the filters reported as set. It may have been a
-    /// false positive, which filters rebuilt from the log may not have. But a client that received
-    /// the reply "already set" must find the pair later (promise 6).
+    /// Without a ledger, also marks a pair that the filters reported as set. It may be a false
+    /// positive, which filters rebuilt from the log would not repeat. A client that received the
+    /// reply "already set" must still find the pair after a restart (promise 6 in
+    /// `docs/promises.md`).
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the change of a pair")]
     pub(super) fn mark_pair(

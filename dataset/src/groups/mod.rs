@@ -255,7 +255,7 @@ impl Groups {
         self.waiting.enqueue(keys)
     }
 
-    /// Whether this waiter is the first one of a group, or the group has none.
+    /// Whether this waiter is the first one in the group's queue, or the queue is empty.
     pub fn has_turn(&self, key: &Key, number: u64) -> bool {
         self.waiting.has_turn(key, number)
     }

@@ -4,7 +4,7 @@ use serde::de::{Deserializer, Error, Visitor};
 use serde::ser::Serializer;
 use std::fmt::Formatter;
 
-/// What Redis says of another word.
+/// Error message of Redis for a value that is not an integer.
 pub(super) const NO_INTEGER: &str = "argument couldn't be parsed into an integer";
 
 /// Writes a number.

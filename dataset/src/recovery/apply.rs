@@ -15,8 +15,8 @@ use store::Record;
 /// Applies one record. `end` is the log offset after the record's batch.
 ///
 /// Marks the parts dirty after the change. A concurrent snapshot thus contains the change, or the
-/// next one writes the part again. Recovery skips pairs whose table or ledger files cover `end`. On
-/// a running replica no file covers it.
+/// next one writes the part again. Recovery skips pairs whose table or ledger files cover `end`. No
+/// file of a running replica covers `end`.
 pub fn apply_record(
     engines: &Engines,
     parts: &DirtyParts,
@@ -39,8 +39,9 @@ pub fn apply_record(
             let ids = forgotten.iter().map(|&(id, _)| id);
             changes(engines, number, ids.clone());
             // A snapshot may already contain this drop. Repeating it is safe, because the log also
-            // contains all later writes. The ledger drops the ids before their generations rise.
-            // Otherwise a concurrent rebuild could add old pairs with the new generation.
+            // contains all later writes. Drop the ids from the ledger before storing their new
+            // generations. Otherwise a concurrent rebuild could add old pairs with the new
+            // generation.
             if let Some(ledger) = space.ledger().map(|ledger| ledger.ledger()) {
                 ids.clone()
                     .filter(|&id| end > ledger.covered(id))

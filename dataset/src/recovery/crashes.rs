@@ -1,6 +1,6 @@
 //! Crash simulation: random changes on a simulated disk with faults, crashes and restarts.
 //!
-//! Only the disk is simulated; all code from the engines to the files is that of the server.
+//! Only the disk is simulated. The engines, the log and the files are the server's own code.
 //! `store/tests/it/clock.rs` and `crash.rs` test only the store.
 //!
 //! Each run has one seed. Clients randomly change two ranges of ids, even between the steps of log
@@ -344,7 +344,7 @@ impl Life<'_> {
     fn others_write(&mut self) {
         for _ in 0..self.random.u32(0..6) {
             // Event batches are committed separately from other changes, so recovery might find
-            // only one of both. Therefore a quarter of the seeds changes data only by events.
+            // only one of the two. Therefore a quarter of the seeds changes data only by events.
             match self.seed % 4 {
                 3 => take_over(&self.current.load(), self.ids, self.random),
                 _ => change(self.current, self.ids, self.random),

@@ -250,7 +250,8 @@ fn snapshot_during_recycling_has_all_tables_above_horizon() {
             *id += 100;
             assert!(here.engines.roll_pairs(here.liked_space()));
         };
-        // Roll until tables have their final size and their maximum number.
+        // Fill tables until the ring recycles the oldest one. The tables then have their final
+        // size.
         while here.liked().horizon() == 0 {
             roll(&mut id);
         }

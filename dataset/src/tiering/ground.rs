@@ -189,8 +189,8 @@ pub(super) fn to_spill(space: &ExistenceSpace) -> Option<u64> {
     if space.is_short() { oldest() } else { None }
 }
 
-/// Whether the server is stopping or a space is short of memory. `is_short` decides for counter
-/// spaces.
+/// Whether the server is stopping or a space is short of memory. For counter spaces, `is_short`
+/// decides whether memory is short.
 fn has_waiters_for_space(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> bool {
     let engines = live.current.load();
     let (counters, existences) = (engines.counters().iter(), engines.existences().iter());

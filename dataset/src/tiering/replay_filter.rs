@@ -31,7 +31,7 @@ impl<'a> ReplayFilter<'a> {
         })
     }
 
-    /// Whether a cold file contains the row with the values `told`, and memory has no newer
+    /// Whether a cold file contains the row with exactly these values, and memory has no newer
     /// version. `rest` is the list of the record's remaining ids, starting with this row's. Returns
     /// false if too few rows are in the block, or if it cannot be read. The caller then applies the
     /// row.

@@ -2,7 +2,7 @@
 //! power cut or a kill at a random step. After the restart all synced changes must be present,
 //! changes never written must be absent, and the ledger must equal the state of the log.
 //!
-//! The log is that of the crate `store`. A batch contains changes (pairs set or unset, ids
+//! The test uses the log of the crate `store`. A batch contains changes (pairs set or unset, ids
 //! dropped), and snapshots contain the ledger's memory. As in the crate `dataset`, a log record
 //! contains the current state of a changed pair, read from memory. A pair that has left memory gets
 //! no record. Writes continue during a flush. `TIDEMARK_RUNS=100000` runs more.

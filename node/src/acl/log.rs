@@ -101,7 +101,7 @@ impl Log {
         self.entries.clear();
     }
 
-    /// Returns at most `most` entries, newest first.
+    /// Returns the newest entries, newest first, up to a maximum of `most`.
     pub fn newest(&self, most: usize) -> impl ExactSizeIterator<Item = &Entry> {
         self.entries.iter().take(most)
     }

@@ -229,8 +229,8 @@ impl User {
         self.selectors.iter().any(|selector| selector.may_receive(kind, name))
     }
 
-    /// Whether this user lacks a channel rule of `before`, so that a subscription may no longer be
-    /// allowed. As in Redis, rules are compared literally.
+    /// Whether the user `before` had a channel rule that this user lacks. If so, a subscription may
+    /// no longer be allowed. As in Redis, rules are compared literally.
     pub fn lacks_channel_rule_of(&self, before: &User) -> bool {
         if self.selectors.iter().any(Selector::allows_all_channels) {
             return false;

@@ -114,7 +114,7 @@ pub async fn hand_over<G: HandoverSource>(
         if let Some((_, error)) = told.iter().find(is_needed) {
             return Err(refuse!("ERR {error}. Send this command again"));
         }
-        // Lifts only a fence that was raised for this hand-over.
+        // This also lifts the fence that the unfinished hand-over has raised.
         if has_unconfirmed_handover {
             giver.gave(version).await?;
         }

@@ -46,7 +46,7 @@ impl PollState {
 pub struct Health(Mutex<HashMap<String, PollState>>);
 
 impl Health {
-    /// Records a poll. If an older poll is unanswered, its time remains.
+    /// Records a poll. Keeps the time of an older unanswered poll.
     pub fn asked(&self, id: &str, now_ms: u64) {
         let mut all = self.0.lock();
         let pulse = all.entry(id.to_owned()).or_default();

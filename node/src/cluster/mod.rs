@@ -191,8 +191,9 @@ impl Cluster {
     }
 
     /// CLUSTERX HOLD: reserves the cluster for the command with this token. Returns false if
-    /// another command holds it. A zero time releases it. The hold is advisory and lost on restart.
-    /// It prevents concurrent commands of two operators, but does not fence masters.
+    /// another command holds it. If `time` is zero, releases the reservation. The hold is advisory
+    /// and lost on restart. It prevents concurrent commands of two operators, but does not fence
+    /// masters.
     pub fn hold(&self, token: &[u8], time: Duration) -> bool {
         let mut current_hold = self.current_hold.lock();
         let now = Instant::now();
@@ -335,8 +336,8 @@ impl Nodes<'_> {
     }
 }
 
-/// Returns the next topology, or `None` if it equals the current one. Different topologies of the
-/// same version conflict: the author of one did not know the other.
+/// Returns the next topology, or `None` if it equals the current one. Fails if the current topology
+/// has the same version and different contents.
 fn taken(now: &Topology, text: &str, version: i64) -> Result<Option<Topology>, String> {
     if version < 0 || version < now.version {
         return Err(topology::VERSION.to_owned());

@@ -50,7 +50,7 @@ impl Refusal {
             keep their number in a counter (FEED.ACT updates both). TM.TABLES shows the table",
     );
 
-    /// A command names members of a space that has none.
+    /// The command has a member argument, but the space has no members.
     #[cold]
     pub fn no_members(space: &ExistenceSpace) -> Refusal {
         let name = space.name();

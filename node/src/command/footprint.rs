@@ -315,7 +315,7 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Returns the view, if its entries have several ids.
+    /// Returns the view if each of its entries has several ids.
     fn joined(&self, of: Of) -> Option<&'a View> {
         let view = if of == Of::View { self.engines.view(self.args.at(self.name)) } else { None };
         view.filter(|view| view.is_joined())
@@ -354,7 +354,7 @@ impl<'a> Footprint<'a> {
             Named::RowsAndPairs(space) => {
                 engines.rows_beside(space).map(|space| space.cold_end()).max().unwrap_or(0)
             }
-            // No cold pairs are read.
+            // The command reads no cold pairs.
             Named::Flags(_) => 0,
             Named::View(view) => {
                 let rows = engines.sources(view).map(|space| space.cold_end());

@@ -88,7 +88,7 @@ pub enum KeyArgs {
     Ids(Of, usize, usize),
 }
 
-/// What the ids belong to. A member precedes the ids, except for rows and FORGET.
+/// Kind of object that the ids belong to. A member precedes the ids, except for rows and FORGET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     /// A counter space.
@@ -117,7 +117,7 @@ pub const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
 pub const MEMBER: usize = 2;
 
 impl KeyArgs {
-    /// Returns ids after a name and a member.
+    /// Ids that follow a name and a member.
     pub const fn ids_of(of: Of) -> KeyArgs {
         KeyArgs::Ids(of, MEMBER + 1, 1)
     }

@@ -12,23 +12,23 @@ pub enum IngestFormat {
     Binary,
 }
 
-/// Where a source is read from that was never read.
+/// Start position of a source that was never read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IngestStart {
-    /// From the oldest message that the broker has.
+    /// The oldest message in the broker.
     First,
-    /// From what comes from now on.
+    /// Only messages that arrive from now on.
     New,
 }
 
-/// What becomes of an event that cannot be made.
+/// Handling of an event that cannot be applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IngestPoison {
-    /// It goes to the dead letters, and the next one is taken.
+    /// Writes it to the dead letters and continues with the next event.
     Skip,
-    /// The source halts before it until an operator says what to do.
+    /// Halts the source before this event until an operator resumes it.
     Stop,
 }
 
@@ -166,10 +166,10 @@ pub enum Verb {
     Set,
 }
 
-/// An event of the list `events`: `name = verb target`.
+/// One entry of the list `events`: `name = verb target`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// The event's type, as the message has it.
+    /// Type of the event, as in the message.
     pub name: String,
     /// What it does.
     pub verb: Verb,

@@ -85,8 +85,8 @@ impl Failover {
             return None;
         }
         let mut stage = self.stage.lock();
-        // If the role change fails, an unfinished request may have ended unrecorded. Its answer
-        // counts as lost.
+        // If the last role change failed, its request to take over may have ended without a record.
+        // Treat the answer as lost.
         stage.answered(TakeOverState::Lost);
         Some(self.give(node, order, stage))
     }
@@ -110,7 +110,7 @@ impl Failover {
                 tracing::info!("{successor} takes over: this node no longer accepts writes");
             }
             Err(error) => {
-                // A restart is fenced too, because the role file lists other nodes.
+                // After a restart the node is also fenced, because the role file lists other nodes.
                 replication.raise_fence(&node.config());
                 tracing::error!(
                     "{successor} takes over, but the new role cannot be saved: this node is \
@@ -122,7 +122,7 @@ impl Failover {
     }
 
     /// Makes this node a master again if it was one and can never follow `master`. It still has all
-    /// its data. It is fenced if it had replicas, because one of them may have replaced it. Returns
+    /// its data. Fences it if it had replicas, because one of them may have replaced it. Returns
     /// false if this node was not a master, or if the role cannot be persisted.
     pub(crate) fn returns(&self, node: &Node, master: &Master, why: &str) -> bool {
         let _one = self.order_lock.lock();
@@ -192,7 +192,7 @@ impl Failover {
             self.ended.notify_waiters();
             node.pause.end(By::Role);
         }
-        // Unlocked first because a waiter of `acknowledged` locks the stage.
+        // Unlock before `acknowledged`, because the tasks that it wakes lock the stage.
         drop(stage);
         node.durability.acknowledged();
         was
@@ -309,7 +309,7 @@ impl TakeOverRequest<'_> {
     /// final refusal. Returns the text to log.
     pub(crate) fn refused(self, node: &Node, reply: &str) -> String {
         let code = reply.trim_start_matches('-').split(' ').next().unwrap_or_default();
-        // A transient refusal does not answer an earlier request whose answer is still missing.
+        // After a transient refusal, the replica may still execute an earlier request.
         let is_no =
             code == NO || (self.before == TakeOverState::No && !RETRYABLE_ERRORS.contains(&code));
         let why = describe_answer("TM.REPLICATE", reply);
@@ -481,7 +481,7 @@ mod tests {
             node.durability.refusal().unwrap().contains("no room"),
             "every waiter gets that reply"
         );
-        // The task that waits for a replica ends without effect.
+        // The aborted task must not change the state when it ends.
         tokio::task::yield_now().await;
         assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));
     }

@@ -25,9 +25,9 @@
 //! follow. Sentinel may promote a deposed master again before the node has become a replica.
 //!
 //! Two Sentinels may name two masters in one epoch. A Sentinel that is still finishing a failover
-//! adopts a higher epoch from another Sentinel's hello, and keeps naming its own choice. Hence a
-//! deposition is revoked only by a later epoch. If this node's epoch rose without an explicit
-//! promotion, another master named in the same epoch deposes it.
+//! adopts a higher epoch from another Sentinel's hello, and keeps naming its own choice. Therefore
+//! a deposed node becomes the master again only in a later epoch. If this node's epoch rose without
+//! an explicit promotion, another master named in the same epoch deposes it.
 //!
 //! An unknown address may be another name of this node, such as a host name or an address outside a
 //! container. Therefore a group can depose this node only after it has named the node by a known
@@ -66,7 +66,8 @@ struct Group {
     is_doubtful: bool,
     /// Last epoch in which this node is known to have been the master.
     last_master_epoch: Option<u64>,
-    /// Whether the group names this node, so that the fence lifts when the epoch is on disk.
+    /// Whether the group names this node in an epoch that is not on disk yet. Writing it lifts the
+    /// fence.
     lifts: bool,
     deposes: bool,
 }
@@ -197,7 +198,8 @@ impl Fence {
         if missed == 0 && in_doubt { ASSUMED_MISSED_PROMOTIONS } else { missed }
     }
 
-    /// Like `missed`, if the fence lifts as soon as the received epochs are on disk; otherwise 0.
+    /// Returns `missed` if the fence will be lifted when the received epochs are on disk, otherwise
+    /// 0.
     pub(crate) fn missed_when_lifted(&self) -> u64 {
         let heard = self.heard.lock();
         if heard.groups.iter().any(|group| group.lifts) { heard.missed() } else { 0 }

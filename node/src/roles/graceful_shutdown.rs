@@ -28,7 +28,7 @@ pub struct How {
     pub now: bool,
     /// Whether to stop even if acknowledged writes are lost.
     pub forced: bool,
-    /// Whether a refusal to lose writes makes the next request forced.
+    /// Whether the next request is forced if this one is refused to protect acknowledged writes.
     pub insists: bool,
 }
 
@@ -95,9 +95,9 @@ async fn retry_stop_after_recovery(node: Arc<Node>, signal: String) {
 }
 
 /// Stops the server, immediately or when its replicas have the whole log
-/// ([`Stop::leaves`](crate::runtime::shutdown::Stop)). Returns false, and does not stop, if
-/// acknowledged writes would be lost. Must be called in a runtime. `cause` names the signal or
-/// command in the log.
+/// ([`Stop::leaves`](crate::runtime::shutdown::Stop)). If acknowledged writes would be lost, does
+/// not stop and returns false. Must be called on a thread with a tokio runtime. `cause` names the
+/// signal or command in the log.
 pub fn leave(node: &Arc<Node>, cause: &str, how: How) -> bool {
     if !node.is_loaded() {
         node.stop.stop_while_loading(cause);

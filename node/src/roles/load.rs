@@ -82,8 +82,8 @@ pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<NodeLog, RecoverErr
     for difference in differences {
         tracing::warn!("configuration: {difference}");
     }
-    // Makes the end of the log visible to INFO and to spills. A replica has no commit rounds, so a
-    // spill that waits for one would wait until a promotion.
+    // Makes the end of the log visible to INFO and to spills. A replica runs no commit rounds.
+    // Without this call, a spill would wait for one until a promotion.
     let end = recovered.log.end();
     match recovered.log {
         NodeLog::Own(_) => node.durability.reach(end, end),

@@ -339,7 +339,8 @@ mod tests {
     use crate::runtime::shutdown::Stop;
     use store::{Position, SEGMENT_HEAD_BYTES, SegmentHead, SimDisk, Store, StoreOptions};
 
-    /// A master may report any term. Its former replica can still be promoted, even repeatedly.
+    /// A master may report any term, even the highest one. Its former replica can still be
+    /// promoted, even twice.
     #[test]
     fn a_term_that_a_master_names_stops_no_promotion() {
         let folder = tempfile::tempdir().unwrap();

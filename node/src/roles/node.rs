@@ -478,7 +478,7 @@ impl Process {
         let read = |_: &Config, now: &Config| self.tls.configure(&now.tls).map_err(refused);
         match self.settings.change(|_| Ok(()), read) {
             Ok(()) => tracing::info!("SIGHUP: reloaded the TLS certificates"),
-            // Omits the prefix of CONFIG SET's errors.
+            // Only this variant has the reason without the prefix "CONFIG SET failed".
             Err(SetError::Refused { why, .. }) => {
                 tracing::error!("SIGHUP: keeping the old TLS certificates: {why}");
             }

@@ -56,7 +56,7 @@ pub async fn confirm_topology(process: &Process, next: &Topology) -> Outcome {
 /// connected replica, or a topology without replicas, suggests that this node is still the master.
 /// A controller may have replaced it in a newer topology, so the other nodes must confirm first.
 ///
-/// Returns whether the other nodes were asked.
+/// Returns whether it queried the other nodes.
 pub async fn try_lift_fence(
     process: &Arc<Process>,
     topology: &Arc<Topology>,

@@ -857,7 +857,7 @@ mod tests {
         here.settled();
         assert_eq!(here.room_deadline, None, "the batches of the next round wait again");
 
-        // The deadline must not end the wait in this part.
+        // Set a distant deadline, so that only the events below can end the wait.
         let far = Some(Instant::now() + Duration::from_secs(3600));
         let ends = |here: &mut ReplicaContext, end: &(dyn Fn() + Sync)| {
             here.room_deadline = far;

@@ -76,7 +76,7 @@ pub struct ConnectedReplicas {
 }
 
 impl ConnectedReplicas {
-    /// Registers a replica. Returns false if there are already `most`.
+    /// Registers a replica. Returns false if `most` replicas are already registered.
     pub(crate) fn admit(&self, client: u64, peer: IpAddr, most: usize) -> bool {
         let mut all = self.all.lock();
         if all.len() >= most {
@@ -238,7 +238,7 @@ mod tests {
             assert!(feeds.admit(client, host, 9));
             feeds.update(client, &peer(sending, diverged_at), now());
         };
-        // It has not sent the end of its log.
+        // The replica disconnects before it sends the end of its log.
         connects(1, Sending::Nothing, None);
         feeds.end(1);
         assert_eq!(feeds.refusing(), 0);

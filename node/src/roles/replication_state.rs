@@ -43,7 +43,7 @@ pub struct Order {
 /// How a replica becomes a master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Promotion {
-    /// Promotes immediately with the current data.
+    /// Becomes a master immediately, with its current data.
     #[default]
     AtOnce,
     /// Its master has handed the role over, so the replica has all data.
@@ -232,8 +232,8 @@ impl Replication {
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
     }
 
-    /// Changes the role if `next` returns one. The role is durable when this returns. `told` is
-    /// called when the role becomes visible.
+    /// Changes the role if `next` returns one. The role is durable when this returns. Calls `told`
+    /// once the role is visible to readers.
     fn change(
         &self,
         config: &Config,
@@ -666,7 +666,7 @@ impl Replication {
         });
     }
 
-    /// Grants a lease for writes. `is_again` is whether it renews a lease that may have expired
+    /// Grants a lease for writes. `is_again`: whether this renews a lease, which may have expired
     /// (`write_gate.rs`).
     pub fn lease(&self, config: &Config, time: Duration, is_again: bool) {
         let gate = self.gate_lock.lock();

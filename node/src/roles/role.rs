@@ -25,7 +25,8 @@ use std::path::Path;
 /// File name in the data folder.
 pub const NAME: &str = "tidemark.role";
 
-/// Maximum number of missed promotions. A forged epoch must not exhaust the terms.
+/// Maximum number of missed promotions. Prevents a malicious epoch from exhausting the range of
+/// terms.
 const MAX_MISSED_PROMOTIONS: u64 = 1 << 16;
 
 /// Address of a master, as configured.

@@ -91,7 +91,8 @@ impl Sentinels {
         (state.has_named, state.replaced) = (true, None);
     }
 
-    /// Records a role change. `hands_over` is whether the next master will announce itself.
+    /// Records a role change. `hands_over`: whether this node hands its role to a master that will
+    /// announce itself.
     pub(crate) fn ordered(&self, hands_over: bool) {
         let mut state = self.0.lock();
         (state.has_named, state.replaced) = (false, None);

@@ -264,8 +264,8 @@ impl Client {
         }
     }
 
-    /// Pushes a message. Returns false and disconnects the client if its inbox would exceed `most`
-    /// bytes.
+    /// Appends a message to the inbox. If the inbox would exceed `most` bytes, disconnects the
+    /// client and returns false.
     pub(crate) fn push(&self, message: &[u8], most: usize) -> bool {
         let taken = self.inbox.push(message, most);
         if !taken && !self.killed.load(Relaxed) {
@@ -379,9 +379,10 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Adds a client. If there are already `most` clients, disconnects the oldest client that has
-    /// not authenticated. If all have, disconnects the oldest one that has never sent a request. So
-    /// idle connections cannot exclude other clients. Returns `None` if there is no such client.
+    /// Adds a client. If `most` clients are connected, disconnects the oldest one that has not
+    /// authenticated. If all have authenticated, disconnects the oldest one that has never sent a
+    /// request. So idle connections cannot use up all slots. Returns `None` if no client can be
+    /// disconnected.
     pub fn admit(&self, peer: SocketAddr, local: SocketAddr, most: usize) -> Option<Arc<Client>> {
         let mut all = self.all.lock();
         if all.len() >= most {
@@ -389,8 +390,8 @@ impl Clients {
             let never_asked = |c: &&Arc<Client>| {
                 c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= MIN_SILENT_AGE
             };
-            // Its age does not matter. Otherwise frequent reconnections could exclude other
-            // clients.
+            // Disconnect it at any age. A minimum age would let frequent reconnections use up all
+            // slots.
             let stranger = all.values().find(|c| !c.is_handshake_complete());
             let least = stranger.or_else(|| all.values().find(never_asked))?.clone();
             all.remove(&least.id);

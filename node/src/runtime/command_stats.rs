@@ -33,7 +33,7 @@ struct Cell {
     failed: Tally,
     timed: Tally,
     ns: Tally,
-    /// Number of calls at which the next call is timed.
+    /// Value of `calls` at which the next call is timed.
     next_timed: AtomicU64,
     /// Allocated when the first call is timed.
     histogram: OnceLock<Box<Histogram>>,

@@ -65,7 +65,7 @@ pub(crate) const IMMUTABLE: &str = "can't set immutable config";
 /// Maximum output buffer in bytes. It also replaces 0, which means no limit in Redis.
 const MAX_BUFFER_BYTES: u64 = 2 << 30;
 
-/// Idle settings with their values.
+/// Names and current values of all idle settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Idle(Vec<(&'static str, String)>);
 

@@ -36,8 +36,8 @@ impl Inbox {
         self.state.lock().waker.get_or_insert_with(|| waker.clone());
     }
 
-    /// Appends a message and wakes the client's task. Returns false, and appends nothing, if the
-    /// inbox would exceed `most` bytes.
+    /// Appends a message and wakes the client's task. If the inbox would exceed `most` bytes,
+    /// appends nothing and returns false.
     pub(crate) fn push(&self, message: &[u8], most: usize) -> bool {
         let mut state = self.state.lock();
         if state.bytes.len() + message.len() > most {

@@ -276,8 +276,8 @@ impl Ingests {
         }
     }
 
-    /// Returns the name of a source with an event whose target (an action or `space.field`)
-    /// satisfies `is`.
+    /// Calls `is` for the target of each event: an action or `space.field`. Returns the name of the
+    /// first source for which it returns true.
     pub fn source_for(&self, is: impl Fn(&str) -> bool) -> Option<&str> {
         let mut sources = self.sources.iter();
         let used = sources.find(|source| source.mapped.iter().any(|event| is(&event.target)));

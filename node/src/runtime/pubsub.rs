@@ -61,7 +61,7 @@ impl Channels {
         &self.listeners[kind as usize]
     }
 
-    /// Adds a subscription. Returns the name, whose storage all subscribers share.
+    /// Adds a subscription. Returns a reference to the name that all subscribers share.
     pub fn subscribe(&self, kind: Kind, name: &[u8], client: &Arc<Client>) -> Arc<[u8]> {
         let mut all = self.of(kind).write();
         let known = all.get_key_value(name).map(|(name, _)| name.clone());
@@ -76,9 +76,8 @@ impl Channels {
         name
     }
 
-    /// Returns the clients with a subscription that they may not have. `may` returns whether the
-    /// client with this id may have the subscription. Takes time linear in the number of
-    /// subscriptions.
+    /// Returns the clients with a forbidden subscription. `may` returns whether the client with
+    /// this id may have the subscription. Takes time linear in the number of subscriptions.
     pub fn denied(&self, may: impl Fn(u64, Kind, &[u8]) -> bool) -> Vec<Arc<Client>> {
         let mut denied = BTreeMap::new();
         for kind in Kind::ALL {

@@ -134,7 +134,7 @@ impl SlowLog {
         self.events.lock().clone()
     }
 
-    /// Removes the events for which `which` returns true, and returns their number.
+    /// Removes the events whose names satisfy `which`, and returns their number.
     pub fn reset_events(&self, which: impl Fn(&str) -> bool) -> usize {
         let mut events = self.events.lock();
         let before = events.len();

@@ -178,7 +178,7 @@ fn damage_is_found_and_named() {
     // Since the snapshot, all its tables may have been spilled and recycled.
     let none_left = Space::restore(options(), &head, &[], vec![]).unwrap();
     assert_eq!(none_left.horizon(), 0);
-    // The log has the pairs written concurrently with the snapshot before the layout.
+    // In the log, the pairs written during the snapshot precede the layout.
     let pair = none_left.pair(7, &Member::Number(1));
     assert_eq!(none_left.contains_pair(&pair), Ok(Answer::No));
     assert!(none_left.put(&pair, true).is_ok());

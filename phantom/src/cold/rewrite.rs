@@ -18,7 +18,8 @@ pub struct Rewrite {
     pub(super) range: (u64, u64),
     pub(super) seed: Seed,
     pub(super) table: Arc<Table>,
-    /// Pages and late pairs to write. The chain counts the pairs that the written pages contain.
+    /// Existing pages of the table, and the late pairs to add to them. [`Rewrite::next`] adds the
+    /// number of new pairs to the counts of the chain.
     pub(super) contents: RewriteContents,
     at: usize,
     pub(super) next_pages: usize,

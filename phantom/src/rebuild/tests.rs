@@ -151,8 +151,8 @@ fn forgotten_pairs_stay_forgotten_after_a_rebuild() {
 }
 
 /// Checks P1 while all tables are rebuilt repeatedly for different rates, concurrently with two
-/// writers that track their pairs, each for its own ids, and forget ids (R6). The number of
-/// rebuilds limits the writers, so that the size of the space does not depend on the machine's
+/// writers that track their pairs, each for its own ids, and forget ids (R6). The writers add at
+/// most 2,000 ids per rebuild, so that the size of the space does not depend on the machine's
 /// speed.
 #[test]
 fn concurrent_rebuilds_keep_set_pairs_and_forget_others() {
@@ -299,7 +299,7 @@ fn a_resize_needs_memory() {
     assert!(space.begin_resize(0, 0).unwrap().is_some());
 }
 
-/// R3, together with late pairs, with pairs deleted and set again after the list was read, and with
+/// Checks R3 with late pairs, with pairs deleted and set again after the list was read, and with
 /// false positives of the old filters.
 #[test]
 fn a_table_elsewhere_is_built_anew() {

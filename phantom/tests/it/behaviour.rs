@@ -81,7 +81,7 @@ fn the_order_of_ids_does_not_matter() {
 }
 
 /// Lowered limits recycle tables without a rollover, and the log records the change. A follower
-/// recycles only when the log says so.
+/// recycles tables only when it applies a logged layout.
 #[test]
 fn lowered_limits_recycle_at_once() {
     let filled = || {
@@ -374,7 +374,7 @@ fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     assert!((0..20_000).all(|i| contains(&space, post(i), i) == Answer::Yes));
 }
 
-/// 30 % of the pairs are for one id, far more than one id may contribute to the quorum.
+/// 30 % of the pairs are for one id, far more than the frontier counts for a single id.
 #[test]
 fn a_popular_id_keeps_no_traffic_out_of_the_tables() {
     for (strays, max_aside) in [(600, 500), (70_000, 1 << 16)] {

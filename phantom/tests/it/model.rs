@@ -144,7 +144,7 @@ impl Run {
             }
             Ok(Change::Changed) => {
                 if before == set {
-                    // Only a false positive of an unset pair can be deleted.
+                    // A deletion changes an unset pair only if the pair is a false positive.
                     assert!(
                         !set,
                         "step {}: ({id}, {member}) was set twice: a false negative",

@@ -8,7 +8,8 @@ use std::io::Read;
 
 const SHARE_WHEN_FULL: f64 = 0.952;
 
-/// Fills one table and returns the number of positives among `never` and the number of lookups.
+/// Fills one table and looks up the unset pairs `never`. Returns the number of false positives and
+/// the number of lookups.
 fn measure(
     rate: f64,
     n: u64,

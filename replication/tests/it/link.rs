@@ -201,8 +201,9 @@ impl World {
             .iter()
             .filter(|w| w.0 == master_term && w.1 > before && w.1 <= after)
             // Offsets do not distinguish branches of one term. A chained replica's master may have
-            // lost power and written different data at these offsets since. So compare with the
-            // chained replica's data. A master always sends its own writes.
+            // lost power and written different data at these offsets since. Therefore compare with
+            // the chained replica's data. No check is needed for a master, which only sends its own
+            // writes.
             .filter(|w| chained.is_none_or(|map| map.get(&w.2).is_some_and(|value| *value >= w.3)))
             .map(|w| (w.1, w.2, w.3))
             .collect();

@@ -45,8 +45,8 @@ struct Figures {
     pub(crate) promotions: u64,
     pub(crate) crashes: u64,
     pub(crate) dropped: u64,
-    /// Number of full syncs that dropped diverged batches. Of these, number with an exact
-    /// divergence, and with an unknown one.
+    /// Number of full syncs that dropped diverged batches. The next two fields count those whose
+    /// divergence was known exactly, and those for which it was unknown.
     pub(crate) parted: u64,
     pub(crate) exactly: u64,
     pub(crate) untold: u64,

@@ -90,9 +90,9 @@ impl<'a> Call<'a> {
         Some(Some(self.node.engines().exclusive(Some(ids), Some(reserved))))
     }
 
-    /// Reserves the maximum size of a log batch. Other groups of changes find almost no room in the
-    /// log until it is dropped. Returns `None` if the request has to wait. EXEC reserves the batch
-    /// before its first command
+    /// Reserves the maximum size of a log batch. Until the reservation is dropped, other groups of
+    /// changes have almost no room in the log. Returns `None` if the request has to wait. EXEC
+    /// reserves the batch before its first command
     /// ([`log_size::may_change_schema`](crate::commands::log_size::reshapes)).
     pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::BatchReservation<'a, Mark>>> {
         if self.session.in_exec { Some(None) } else { self.reserve(MAX_CHANGE_BYTES).map(Some) }

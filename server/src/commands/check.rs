@@ -13,8 +13,7 @@ use node::roles::node::Now;
 use resp::{Args, Protocol};
 
 /// A member longer than `LONG_MEMBER` bytes may be combined with at most `MAX_HASHED_BYTES /
-/// length` ids, because it is hashed for each id. This bounds the execution time of a request
-/// (promise 9).
+/// length` ids, because it is hashed for each id. This bounds the execution time of a request.
 const LONG_MEMBER: usize = 1 << 10;
 
 const MAX_HASHED_BYTES: usize = 4 << 20;
@@ -62,7 +61,8 @@ pub(crate) fn checked(
     Ok((u32::from(number) | sub << 16, spec))
 }
 
-/// Bounds the time that a request may block other clients (promise 9).
+/// Returns the error for a request with too many arguments, which could block other clients for too
+/// long.
 #[cold]
 fn too_many(most: usize) -> Refusal {
     refuse!("ERR too many arguments: at most {most} per request (max_request_args)")

@@ -22,7 +22,7 @@ use node::command::spec::flag;
 use node::command::table::find;
 use resp::Args;
 
-/// A rough estimate up to this size is used as it stands.
+/// Size up to which the rough estimate is used without computing the exact one.
 const ROUGH_BYTES: usize = 1 << 20;
 /// Encoded token: hash, time, hash of the increment, number of values.
 const TOKEN_BYTES: usize = 16 + 5 + 4 + 1;

@@ -212,7 +212,7 @@ impl LongRequest {
     }
 }
 
-/// Makes the next handler call of a long request. Returns true if its reply is complete.
+/// Calls the handler for the next items of a long request. Returns true if the reply is complete.
 #[cold]
 pub(crate) fn execute_turn(
     long: &mut LongRequest,
@@ -446,7 +446,7 @@ mod tests {
         }
     }
 
-    /// Other clients are served while a long request yields (promise 9). Replies keep their order.
+    /// Other clients are served while a long request yields. Replies keep their order.
     #[tokio::test]
     async fn other_clients_run_between_turns_of_a_long_request() {
         let (_folder, node) = node();
@@ -471,7 +471,7 @@ mod tests {
     /// long. Each of the following calls checks 512 ids.
     const BEGUN: u64 = 2 + IDS.div_ceil(512);
 
-    /// Returns the reply to one request. Calls `behind` with the number of each handler call.
+    /// Returns the reply to one request. Calls `behind` after each handler call, with its number.
     fn in_turns(guest: &mut Guest, request: &[u8], mut behind: impl FnMut(u64)) -> String {
         let mut told = Vec::new();
         for turn in 1.. {
@@ -561,7 +561,7 @@ mod tests {
         assert_eq!(told, format!(":{IDS}\r\n"), "no row was deleted before");
     }
 
-    /// Without this, each remaining key would be refused and logged.
+    /// Otherwise the ACL would refuse and log each remaining key.
     #[tokio::test]
     async fn rights_that_are_taken_away_end_a_long_request() {
         let (_folder, node) = node();

@@ -210,7 +210,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let (channel, message) = (call.args.at(1), call.args.at(2));
     let most = call.node.config().server.max_push_buffer_bytes;
     let channels = &call.node.channels;
-    // EXEC has already checked the total effort of its messages.
+    // Inside EXEC, the limits of the transaction already include the cost of its messages.
     if channels.effort(kind, channel, message) > MAX_PUBLISH_COST_NS && !call.session.in_exec {
         let (channel, message) = (channel.to_vec(), message.to_vec());
         call.answer_without_engines(move |node, reply| {
@@ -219,7 +219,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
         });
         return Ok(());
     }
-    // The message is compared with every pattern, so each pattern costs as much as a receiver.
+    // Each pattern is compared with the message and counts as one receiver.
     let patterns = if kind == Kind::Channel { channels.len(Kind::Pattern) } else { 0 };
     let got = channels.publish(kind, channel, message, most);
     // As in Redis 7.2, a client's own message follows the reply, and follows EXEC's reply as a

@@ -437,7 +437,8 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
         ));
     }
     let place = call.session.replicates.take();
-    // A node that follows itself would look like a replica in sync, although no master exists.
+    // Refuse a node that follows itself: it would look like a replica in sync, but there would be
+    // no master.
     let is_self = node.replication.link.lock().local == Some(call.session.client.peer);
     let take_over = TakeOver::read(call)?;
     if is_self && take_over.is_some() {

@@ -54,7 +54,7 @@ pub(crate) fn run_turn(
     }
     let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
     if step.begins_request() {
-        // Ids of an earlier request must not count as shown by this one.
+        // Remove the ids of an earlier request, which this request has not read.
         scratch.ids.clear();
     }
     if session.tracks_reads && spec.has(flag::READONLY) {

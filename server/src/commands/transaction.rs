@@ -304,8 +304,8 @@ fn thread_time() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
-/// Executes one queued command and appends its reply or error. `aside` is the part of
-/// [`MAX_OTHER_CPU_TIME`] used so far.
+/// Executes one queued command and appends its reply or error. Adds the CPU time of a command
+/// without data access to `aside`, the total for [`MAX_OTHER_CPU_TIME`].
 fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
     let node = call.node;
     let mark = call.reply.mark();

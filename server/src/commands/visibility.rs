@@ -1,7 +1,6 @@
 //! Visibility of reads under `fsync = "always"`. A read may have returned a change that is not
 //! durable yet. Its reply then waits, so that a power loss cannot undo a change that a client has
-//! seen (promise 3; `docs/decisions/0009-what-is-shown-is-durable.md` explains how this agrees with
-//! promise 1).
+//! seen. See `docs/decisions/0009-what-is-shown-is-durable.md`.
 //!
 //! The check runs after each read command, on the ids that it names.
 

@@ -59,8 +59,8 @@ enum Step {
 }
 
 impl<'a> EventApplier<'a> {
-    /// Creates a taker for a reader that starts at `at`. Stores `at` immediately if the data set
-    /// has another offset (first start, or a gap). Otherwise `start = "new"` would select a
+    /// Creates the applier for a reader that starts at `at`. Stores `at` immediately if the data
+    /// set has another offset (first start, or a gap). Otherwise `start = "new"` would select a
     /// different message after a restart.
     pub(super) async fn new(
         host: &'a Arc<Host>,

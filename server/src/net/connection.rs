@@ -233,8 +233,8 @@ impl Connection {
                 self.processor.resume_with(pins);
                 self.set_away(false);
             }
-            // The inbox may contain messages of a channel that the client is no longer allowed to
-            // read.
+            // The client may have lost the permission for a channel whose messages are in its
+            // inbox.
             if self.processor.session.listens()
                 && self.processor.is_outdated(node)
                 && !self.processor.look_again(node)

@@ -163,7 +163,8 @@ pub(crate) struct RequestLoop {
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
     /// First request in the input, if it is a long request.
     long: Option<Box<(Request, LongRequest)>>,
-    /// Number of reply bytes that are sent even if later replies are replaced by errors.
+    /// Number of reply bytes that are sent unchanged even if a failed sync replaces later replies
+    /// by errors.
     pub(crate) kept_out: usize,
     /// Cold rows fetched for the next requests.
     pub(crate) pins: Pins,

@@ -91,8 +91,8 @@ pub(crate) struct Session {
     pub(crate) records_missing_rows: bool,
     /// Result of the check whether writes are accepted, which EXEC makes once for all its commands.
     pub(crate) admitted: Option<Outcome>,
-    /// Whether to stop after this request: it blocked all writers, or enough replies wait for other
-    /// nodes.
+    /// Whether the event-loop iteration ends after this request: it blocked all writers, sent a
+    /// message to many clients, or enough replies wait for other nodes.
     pub(crate) ends_turn: bool,
     pub(crate) subscriptions: Subscriptions,
     pub(crate) listening: bool,
@@ -118,7 +118,7 @@ pub(crate) struct Session {
     pub(crate) shown: Ticket,
     /// Future that the replies of this iteration wait for. Set by the last command.
     pub(crate) hold: Option<Later>,
-    /// Whether `hold` supplies the reply of the last command.
+    /// Whether the reply of the last command comes from the future in `hold`.
     pub(crate) later: bool,
     /// Requested replication link. If `leaving` is set, the link starts after the replies are
     /// written.

@@ -15,12 +15,13 @@ pub(crate) type SuspendResult = Result<Vec<u8>, Refusal>;
 pub(crate) enum Suspension {
     #[default]
     Nothing,
-    /// The command has supplied its work. The worker has not started it.
+    /// The command has requested this work, which has not started.
     Asked(Pin<Box<dyn Future<Output = SuspendResult> + Send>>),
     Away(oneshot::Receiver<SuspendResult>),
     /// The command needs cold rows that are not in memory.
     MissingRows(Box<ColdReads>),
-    /// The cold rows are being read, or have been read. The command then runs again.
+    /// The cold rows are being read, or have been read. When they are available, the command runs
+    /// again.
     RunAgain,
 }
 
@@ -70,7 +71,7 @@ impl Suspension {
         }
     }
 
-    /// Takes the result; `None` if there is none.
+    /// Takes the result of the work, if it is available.
     pub(crate) fn come(&mut self) -> Option<SuspendResult> {
         match std::mem::take(self) {
             Suspension::Away(mut told) => told.try_recv().ok(),
@@ -91,8 +92,8 @@ mod tests {
     use node::roles::{Master, Order};
     use std::time::Duration;
 
-    /// A group of changes waits for room in the log, which another writer has filled. While it
-    /// waits, the disk fails or the node becomes a replica.
+    /// A group of changes waits for room in the log, which another writer has filled. Meanwhile the
+    /// disk fails, or the node becomes a replica.
     #[tokio::test]
     async fn request_waiting_for_log_room_fails_without_a_trace() {
         let begun = [

@@ -24,7 +24,7 @@ fn run_all(machines: usize, full: u64) -> (RunCounts, Option<u64>) {
 fn a_server_keeps_its_promises_whatever_befalls_it() {
     let (sum, runs) = run_all(1, 120);
     if let Some(runs) = runs {
-        // Runs without these events would not test recovery.
+        // The runs must reach all of these events; otherwise they would not test recovery.
         let crashes = |section| sum.crashes_in.get(&section).copied().unwrap_or(0);
         use Section::{Commit, Recovery, Snapshot, Spill, Work};
         for section in [Commit, Recovery, Snapshot, Spill, Work] {

@@ -124,7 +124,7 @@ impl Scrub {
     }
 
     /// Verifies a page or a part of one: `n` bytes at index `at` of the buffer, from `offset` in
-    /// the file. Fewer than `wanted` bytes are an error.
+    /// the file. Reports damage if `n` is less than `wanted`.
     fn verify(&mut self, offset: u64, at: usize, n: usize, wanted: usize) -> Result<()> {
         let bytes = &self.memory[self.start + at..][..n];
         let corrupt = |what| Err(Error::corrupt(self.pages.path(), offset, what));

@@ -409,8 +409,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     /// Removes only the keys of atomic groups from the joined stripes, under all their locks.
     ///
-    /// Keys that other writers marked stay in the stripes for this round, except for keys of the
-    /// same ids.
+    /// Also removes other keys of the same ids. All other keys remain in their stripes, and this
+    /// round logs them in separate batches.
     fn take_units(&mut self, source: &mut dyn LoggedState<K>) {
         let committer = self.committer;
         let mut joined = committer.joined.lock();

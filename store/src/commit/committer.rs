@@ -374,8 +374,9 @@ impl<K: Copy + Ord> Committer<K> {
     /// that it has just read. `hash` is the id's hash, as for [`enter`](Committer::enter).
     ///
     /// Returns 0 if that round is synced or has failed, and [`Ticket::MAX`] while a writer changes
-    /// the id. After the caller has seen each stripe free ([`Committer::first_locked_stripe`]),
-    /// [`Committer::ticket`] covers that writer. Meaningful only under `always`.
+    /// the id. In the second case the caller polls [`Committer::first_locked_stripe`] until it has
+    /// seen each stripe unlocked, and waits for [`Committer::ticket`], which covers the changes of
+    /// that writer. Meaningful only under `always`.
     #[inline]
     pub fn sight(&self, hash: u64) -> Ticket {
         let round = self.visibility_table.last_change(hash);

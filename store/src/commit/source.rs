@@ -38,7 +38,7 @@ pub struct Committed {
     /// Last round that is synced.
     pub synced: Ticket,
     /// Last attempted round. The rounds after `written` (`durable` with `always`) up to this one
-    /// failed. A later round logs their changes; their waiters can be notified now.
+    /// failed. A later round logs their changes. Their waiters can be notified of the failure now.
     pub failed: Ticket,
     /// End of the appended part of the log.
     pub written_to: Position,

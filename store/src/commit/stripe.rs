@@ -14,7 +14,7 @@ pub(super) struct Stripe<K> {
     pub(super) last: Option<K>,
     /// Number of keys that triggers the next deduplication.
     pub(super) dedupe_at: usize,
-    /// Number of this stripe's keys in the committer's total (C5).
+    /// Number of keys that this stripe has added to the committer's total (C5).
     pub(super) counted: usize,
     /// Whether a key was marked since an [`Exclusive`](super::Exclusive) guard was created.
     pub(super) touched: bool,

@@ -160,7 +160,7 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
         }
     }
 
-    /// If the next key's slot is allocated, passes its address to `hint`, for a prefetch.
+    /// Passes the slot of the next key, if it is allocated, to `hint`, which prefetches it.
     #[inline]
     pub fn prefetch_mark(&mut self, hint: impl Fn(&MaybeUninit<K>)) {
         self.stripe.borrow_mut().keys.spare_capacity_mut().first().into_iter().for_each(hint);

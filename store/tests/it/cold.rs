@@ -320,7 +320,7 @@ fn files_stay_while_either_manifest_may_be_on_disk() {
             let new = write(&store, tag(0, u64::MAX), &posts(20));
             fail();
             store.replace_files(vec![new.clone()], std::slice::from_ref(&old.name), 0).unwrap_err();
-            // As in the cleanup after a failed publication.
+            // Delete the new file, as the server does after a failed publication.
             store.discard(&[new]);
         }
         disk.set_meanwhile(|| ());

@@ -328,7 +328,8 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
             n
         });
         assert_eq!(first, second);
-        // Stripes exchange their empty lists, so two more rounds release all of them.
+        // A round swaps the lists of stripes with empty ones, so releasing the memory of all lists
+        // takes two more rounds.
         (0..16).for_each(|key| _ = meeting.set(key, 2));
         thread.round().unwrap();
         (0..16).for_each(|key| _ = meeting.set(key, 3));
@@ -344,7 +345,7 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
     assert_eq!(keys_until_crowded(4), 1023, "four stripes");
 }
 
-/// Each stripe is a batch. The first one fails before the others are visited.
+/// Each stripe has its own batch. The first batch fails before the thread visits the other stripes.
 #[test]
 fn a_failed_round_forgets_no_stripe() {
     let meeting = Meeting::new(100, CommitOptions { batch_bytes: 1, ..always(8) });

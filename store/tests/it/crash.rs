@@ -198,7 +198,7 @@ impl Life {
             }
             model.acknowledged = end;
         }
-        // Rolls and reaching `unsynced_bytes` also sync.
+        // The log also syncs when it begins a segment or reaches `unsynced_bytes`.
         model.acknowledged = model.acknowledged.max(self.log.durable().sequence);
         true
     }

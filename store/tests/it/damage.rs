@@ -58,7 +58,7 @@ fn log_cut_inside_its_last_batches_loads_whole_batches() {
         disk.put(NAME, &whole[..cut as usize]);
         let batches = ends.iter().filter(|&&end| end <= cut).count() - 1;
         assert_eq!(load(&disk).unwrap(), prefix(batches), "cut at {cut}");
-        // A second start has the same prefix and the batches appended since.
+        // After another start, the log has the same prefix, followed by the new batch.
         let (_store, mut log, _, _) = start(&disk.kill(), options(1 << 20)).unwrap();
         log.append(&batch(&[b"after"]), 0).unwrap();
         log.sync().unwrap();
@@ -68,7 +68,7 @@ fn log_cut_inside_its_last_batches_loads_whole_batches() {
     }
 }
 
-/// Flips each bit of a log. `window` is the first batch that may be lost without an error.
+/// Flips each bit of a log. `window`: the first batch that recovery may discard without an error.
 fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
     let whole = disk.contents(NAME).unwrap();
     let (mut refused, mut cut) = (0, 0);
@@ -177,7 +177,7 @@ fn batches_of_another_branch_are_found() {
                 assert_eq!(offset, *end as u64);
                 assert!(what.contains("does not follow the one before it"), "{what}");
             }
-            // No batch was written after the last one.
+            // The damaged batch is the last one, so recovery treats it as a torn tail.
             Ok((_, _, _, records)) => assert!(*end == ends[4] && records.len() == 10),
             Err(error) => panic!("{error}"),
         }

@@ -24,8 +24,8 @@ struct Crowd<'a> {
 }
 
 impl Crowd<'_> {
-    /// Runs writer `t` until the disk crashes. It visits the pairs with this stride, and waits for
-    /// one in `waits` changes.
+    /// Runs writer `t` until the disk crashes. It visits the pairs with this stride. It waits until
+    /// every `waits`-th change is durable.
     fn count_until_crash(self, t: usize, stride: usize, waits: usize) {
         let Crowd { committer, engine, disk, acknowledged } = self;
         let pairs = acknowledged.len();

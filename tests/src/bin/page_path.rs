@@ -6,7 +6,7 @@
 //!     target/debug/page_path page 1000
 //! ```
 //!
-//! | word | requests of a turn |
+//! | word | requests per event-loop iteration |
 //! |---|---|
 //! | `ping` | PING |
 //! | `page` | FEED.GET of 20 posts |

@@ -89,7 +89,7 @@ fn commands_are_described_as_redis_describes_them() {
         let at = items.iter().position(|item| text(item) == word);
         at.map_or(Value::Nil, |at| items[at + 1].clone())
     };
-    // Flags, start of the search, and range.
+    // The flags of a key specification, the start of its search, and its range.
     let keys = |value: &Value| {
         let one = |spec: &Value| {
             let spec = list(spec);
@@ -115,7 +115,7 @@ fn commands_are_described_as_redis_describes_them() {
         ["object|encoding", "memory|usage", "client|list", "config|set"].map(str::to_owned),
     );
     // Shard channels count as keys only for cluster clients. SHUTDOWN, DEBUG and INFO take other
-    // arguments. SINTERCARD is refused for any keys.
+    // arguments than in Redis. Tidemark refuses SINTERCARD for any keys.
     let others = [
         "ssubscribe",
         "sunsubscribe",

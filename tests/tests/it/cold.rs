@@ -313,7 +313,7 @@ fn changes_are_merged_by_themselves() {
     let mut truth = Truth::new();
     fill(&mut connection, 150_000, &mut truth);
     let ids: Vec<u64> = truth.keys().copied().collect();
-    // Some rows of each file; tombstones alone would take 1.4 MB of the 1 MiB limit.
+    // Deletes some rows of each file. Their tombstones would take 1.4 MB; the limit is 1 MiB.
     for ids in ids[..120_000].chunks(1000) {
         let _: Value =
             redis::cmd("CNT.DEL").arg("post").arg(&ids[..500]).query(&mut connection).unwrap();

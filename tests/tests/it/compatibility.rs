@@ -1,5 +1,5 @@
-//! Generates docs/compatibility.md from the tables below. A test exists for every statement about a
-//! client, and every refusal is checked against a server.
+//! Generates docs/compatibility.md from the tables below. Checks that each entry about a client
+//! names an existing test, and that a server refuses every command listed as refused.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

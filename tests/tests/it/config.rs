@@ -62,7 +62,7 @@ fn no_keepalive_locks_clients_out() {
         set(&server, &["tcp-keepalive", value]);
         assert_eq!(server.raw().ask(&["PING"]), "+PONG", "{value}");
     }
-    // An unrepresentable time would panic the stopping worker.
+    // A duration too long for a deadline would make the worker panic at shutdown.
     let names =
         [("server.shutdown_grace", "ms"), ("timeout", ""), ("server.shutdown_timeout", "s")];
     for (name, unit) in names {

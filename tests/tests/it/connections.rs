@@ -188,8 +188,8 @@ fn connected(server: &TestServer) -> usize {
     info.get("connected_clients").unwrap()
 }
 
-/// A disconnected client may have repeated its blocked request elsewhere, so the request is
-/// dropped.
+/// A client that disconnects while blocked may have repeated its request on another connection,
+/// so the server drops the request.
 #[test]
 fn a_client_that_leaves_while_blocked_is_noticed() {
     let server = TestServer::with(|config| config.server.max_clients = 40);
@@ -239,7 +239,7 @@ fn a_reset_connection_has_time_to_log_in_again() {
     assert!(start.elapsed() > Duration::from_millis(900), "{:?}", start.elapsed());
 }
 
-/// Unauthenticated clients in any number and with any first command.
+/// Other clients can log in however many unauthenticated clients connect, whatever those send.
 #[test]
 fn unauthenticated_clients_lock_no_client_out() {
     let server = TestServer::with(|config| {

@@ -64,7 +64,7 @@ fn all_cursors_fit_a_double_and_lead_to_every_key() {
     }
 }
 
-/// Cursors of an earlier release, as rounded by a client.
+/// A client has rounded these cursors of an earlier release.
 #[test]
 fn larger_cursors_are_invalid() {
     let server = TestServer::start();

@@ -49,8 +49,8 @@ fn is_between(shown: &str, before: &str, after: &str) -> bool {
     }
 }
 
-/// Compares all values with INFO, repeatedly until each was equal once, because some change on a
-/// running server.
+/// Checks that every value on the page equals the one of INFO. Retries those that differ, because
+/// some values change while the server runs.
 fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
     let rounds = "Number(document.body.dataset.rounds)";
     let mut wrong: BTreeSet<String> = figures(browser).into_keys().collect();
@@ -123,7 +123,7 @@ fn dashboard_agrees_with_info_and_fits_desktop_and_phone() {
     walks_along_a_ring(&browser);
     inspects_a_page(&browser, &server);
 
-    // Except for the query that is refused on purpose.
+    // The console shows no error except that of the query that the server must refuse.
     let errors = browser.errors();
     assert!(errors.iter().all(|error| error.contains("ids=x")), "{errors:?}");
 }
@@ -161,7 +161,7 @@ fn the_dashboard_shows_what_is_empty_busy_rolls_and_spills() {
     let mut c = server.connection();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Pages and likes of ever newer posts.
+        // Likes and reads posts with increasing ids.
         scope.spawn(|| {
             let mut c = server.connection();
             let until = Instant::now() + DEFAULT_TIMEOUT;

@@ -67,7 +67,7 @@ fn every_field_holds_any_i64_as_redis_does() {
                 let (one, two) = (edge(&mut rng).to_string(), edge(&mut rng).to_string());
                 match rng.u32(0..10) {
                     0..6 => request(&["HINCRBY", key, field, &one]),
-                    // Not HSET, which counts fields that are 0 as new.
+                    // HMSET, because the reply of HSET counts fields that are 0 as new.
                     6 => request(&["HMSET", key, field, &one, FIELDS[rng.usize(..4)], &two]),
                     7 => request(&["HMGET", key, "read", "like", "comment", "repost", "like"]),
                     8 => request(&["HGET", key, field]),
@@ -90,7 +90,7 @@ fn every_field_holds_any_i64_as_redis_does() {
                 &theirs[first..]
             );
         }
-        // Widths determine the location of a value, never the value.
+        // The width of a field determines where a value is stored, but not the value.
         match batch % 8 {
             0 => {
                 let (field, width) = (FIELDS[rng.usize(..4)], rng.u32(1..=40).to_string());

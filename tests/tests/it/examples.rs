@@ -62,7 +62,7 @@ fn the_rust_example_shows_a_page() {
     let tests = std::env::current_exe().unwrap();
     let built = tests.parent().and_then(Path::parent).unwrap().join("examples/feed_page");
     if !built.exists() {
-        // Not built when a single test target was selected.
+        // Cargo builds no examples if its command line selects a single test target.
         let cargo = Command::new(env!("CARGO"))
             .args(["build", "--locked", "-p", "tidemark-tests", "--example", "feed_page"])
             .current_dir(root())

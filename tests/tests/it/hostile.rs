@@ -203,7 +203,7 @@ fn junk_and_broken_requests_do_no_harm() {
     }
     alive(&server);
     let grown = resident_bytes().saturating_sub(before);
-    // Other tests run in the same process.
+    // Allows for the memory of other tests in the same process.
     assert!(grown < 256 << 20, "seed {seed}: {grown} bytes grown");
 }
 

@@ -186,8 +186,8 @@ fn deleted_keys_are_found_and_deleted() {
     assert!(!is_set(&mut ours, "liked:1", 100) && is_set(&mut ours, "liked:1", 300));
 }
 
-/// Fields deleted from bucket hashes: one layout has consecutive ids per bucket, the other
-/// arbitrary ids.
+/// Finds fields deleted from bucket hashes. In one layout a bucket has consecutive ids, in the
+/// other arbitrary ones.
 #[test]
 fn deleted_fields_of_buckets_are_found() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -505,7 +505,7 @@ fn import_follows_changes_until_both_are_equal() {
     assert_eq!(there, 0, "the key was deleted");
 }
 
-/// Password, database and TLS, and the error texts.
+/// Imports with a password, from another database and over TLS, and checks the error texts.
 #[test]
 fn import_logs_in_at_the_source() {
     let redis = start_redis();
@@ -541,7 +541,7 @@ fn import_logs_in_at_the_source() {
     };
     let from_again = |url: &str| tidemark(folder.path(), &["import", "--port", &to, "--from", url]);
     fails_at_once(from_again(&wrong), "WRONGPASS");
-    // Password from the environment; and a user without the right to read.
+    // A password from the environment, then a user without the right to read.
     let without = format!("redis://loader@127.0.0.1:{}/3", redis.port);
     let mut command = from(&without);
     command.env("TIDEMARK_SOURCE_PASSWORD", "p@ss");
@@ -552,7 +552,7 @@ fn import_logs_in_at_the_source() {
     cmd("CONFIG").arg(&["SET", "requirepass", "p@ss"]).query::<()>(&mut theirs).unwrap();
     let nobody = format!("redis://127.0.0.1:{}/3", redis.port);
     fails_at_once(from_again(&nobody), "or set TIDEMARK_SOURCE_PASSWORD");
-    // From one Tidemark server to another over TLS.
+    // Imports from one Tidemark server into another over TLS.
     let second = TestServer::start();
     let url = format!("rediss://127.0.0.1:{tls_port}");
     let ca = authority.path("ca.pem");

@@ -2,8 +2,9 @@
 //! server under the limit that applies to it.
 //!
 //! A collection is a field of a struct or variant, or a static, whose type contains one of
-//! `COLLECTION_TYPES` or an alias of such a type in the same crate. For references the owner is
-//! listed. Local variables, test code and fuzzing code are excluded.
+//! `COLLECTION_TYPES` or an alias of such a type in the same crate. References are excluded,
+//! because the owner of the collection is listed. Local variables, test code and fuzzing code are
+//! excluded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -346,7 +347,7 @@ fn settings_that_bound_something_are_there() {
     assert_eq!(settings("`server.workers` `a/b.rs` `x.md` `A.b` a.b `spill`").len(), 1);
 }
 
-/// Returns the collections found in `a/lib.rs` next to a second file.
+/// Returns the collections found in `a/lib.rs` and a second file.
 fn found(text: &str, more: &str, more_text: &str) -> Vec<String> {
     let file = |path: &str, text: &str| (path.to_owned(), text.to_owned());
     collections(&[file("a/lib.rs", text), file(more, more_text)])

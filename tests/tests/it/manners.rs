@@ -460,7 +460,7 @@ fn filters_are_reserved_once_and_nocreate_is_heard() {
     );
 }
 
-/// An id's filter is part of the space's filters, so the values describe the space.
+/// BF.INFO and BF.CARD of an id describe the whole space, because all its ids share the filters.
 #[test]
 fn bf_info_and_bf_card_tell_the_figures_of_the_space() {
     let server = TestServer::with(|config| {
@@ -575,7 +575,7 @@ fn operators_commands_of_redis_are_answered() {
     assert_ne!(before, ":0");
     let object = ask(&mut raw, "DEBUG OBJECT post:1:like");
     assert!(object.starts_with("+Value at:0x") && object.contains(" encoding:int "), "{object}");
-    // A row with 44 bits of fields and part of its id, in a table without other rows.
+    // The row has 44 bits of fields and a part of its id, and is the only row of its table.
     let bytes = |raw: &mut Raw| -> u64 {
         ask(raw, "MEMORY USAGE post:1").strip_prefix(':').unwrap().parse().unwrap()
     };

@@ -55,7 +55,7 @@ fn a_turn_takes_no_more_instructions_than_before() {
     assert!(over.is_empty(), "{over:?}");
 }
 
-/// Runs one kind; returns a message if its count is too high.
+/// Runs one kind of request; returns a message if it takes too many instructions.
 fn over(&(what, most): &(&str, f64)) -> Option<String> {
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"]);
@@ -135,8 +135,8 @@ fn reads_allocate_nothing() {
 fn rows_are_asked_for_together() {
     let server = TestServer::start();
     let mut local = server.server().local().unwrap();
-    // So few rows that each is in its first bucket, but enough for the space to learn the normal
-    // range of ids.
+    // Few enough rows that each is in its first bucket, but enough for the space to learn the
+    // normal range of ids.
     let ids: Vec<String> =
         (0..200).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();
     for id in &ids {

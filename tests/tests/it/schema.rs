@@ -10,7 +10,7 @@ fn always() -> TestServer {
     TestServer::with(|config| config.durability.fsync = Fsync::Always)
 }
 
-/// Like `always`, with a view of a whole space.
+/// Starts a server as `always` does, with a view of a whole space.
 fn always_whole() -> TestServer {
     TestServer::with(|config| {
         config.durability.fsync = Fsync::Always;
@@ -88,7 +88,7 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
         ],
     );
     altered(raw);
-    // After a crash, a clean stop, and a restart from a snapshot.
+    // The changes survive a crash, a clean stop, and a restart from a snapshot.
     altered(&mut server.killed().raw());
     let server = server.restart();
     altered(&mut server.raw());
@@ -163,7 +163,7 @@ fn declared_bounds_hold_whatever_the_command() {
             ("CNT.MINCRBY post 1 stock -6", &in_array(STOCK)),
             ("HGETALL post:1", nothing),
             ("EXISTS post:2 post:3 post:4", ":0\r\n"),
-            // Down to the bound, also with the command's own bounds.
+            // A decrement stops at the bound, even if the command has bounds of its own.
             ("CNT.INCRBY post 1 stock -9 MIN 1 SAT", "*1\r\n:1\r\n"),
             ("DECR post:1:stock", ":0\r\n"),
             ("DECR post:1:stock", STOCK),

@@ -99,7 +99,7 @@ fn every_figure_is_that_of_the_rows() {
             extended * 100 <= n && (extended == 0 || count(table, "extend_bytes") > extended * 8),
             "{table:?}"
         );
-        // A row in the extend dictionary was searched in seven buckets plus the dictionary.
+        // A lookup of a row in the extend dictionary searches seven buckets, then the dictionary.
         let (mean, p99, max) =
             (number(table, "probes_mean"), count(table, "probes_p99"), count(table, "probes_max"));
         if n == 0 {
@@ -112,7 +112,7 @@ fn every_figure_is_that_of_the_rows() {
         let bytes = number(table, "bytes");
         let beside = number(table, "aux_bytes") + number(table, "extend_bytes");
         assert!(bytes - beside >= capacity * number(table, "slot_bits") / 8.0, "{table:?}");
-        // Plus fixed costs: stripes, shards, the rest of a page.
+        // The remaining bytes are fixed costs: stripes, shards, the rest of a page.
         assert!(
             bytes - beside <= capacity * number(table, "slot_bits") / 8.0 * 1.2 + 8192.0,
             "{table:?}"

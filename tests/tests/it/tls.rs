@@ -216,7 +216,7 @@ fn a_handshake_that_does_not_come_is_ended() {
     authority.sign("server");
     let settings = authority.settings("server", AuthClients::No);
     let server = server(&settings);
-    // Nothing, a partial hello, other protocols, and a complete hello followed by silence.
+    // Clients that send nothing, a partial hello, another protocol, or only a complete hello.
     let hello = [&[0x16, 3, 1, 2, 0][..], &[1; 100]].concat();
     let streams: Vec<TcpStream> =
         [&b""[..], &hello, b"PING\r\n", b"*1\r\n$4\r\nPING\r\n", &[0xff; 3000]]

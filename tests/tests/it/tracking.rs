@@ -213,7 +213,7 @@ fn a_client_is_told_of_its_own_change_behind_the_reply() {
     raw.expect(&invalidate(&["post:7:like"]));
 }
 
-/// TRACKING waits for active writers, which EXEC already excludes.
+/// CLIENT TRACKING waits for active writers; EXEC has already excluded them.
 #[test]
 fn tracking_may_begin_and_end_within_a_transaction() {
     let server = TestServer::start();
@@ -275,7 +275,7 @@ fn opt_in_and_opt_out_choose_single_commands_and_transactions() {
     get(&mut raw, "3");
     change(&mut writer);
     assert_eq!(keys(&mut raw), ["post:2:like"]);
-    // CACHING YES applies to a whole transaction; CLIENT commands in between do not count.
+    // CACHING YES applies to a whole transaction, even if a CLIENT command precedes MULTI.
     raw.request(&["CLIENT", "CACHING", "YES"]).expect("+OK\r\n");
     raw.request(&["CLIENT", "GETREDIR"]).expect(":0\r\n");
     raw.request(&["MULTI"]).expect("+OK\r\n");

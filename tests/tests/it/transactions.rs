@@ -455,7 +455,7 @@ fn an_exec_that_is_refused_ends_the_transaction() {
     assert!(info.contains("watching_clients:0"), "{info}");
 }
 
-/// INFO reads the log's queue, which a running transaction holds.
+/// INFO reads the queue of the log, which a running transaction has locked.
 #[test]
 fn info_in_a_transaction_does_not_wait() {
     let server = TestServer::start();

@@ -19,7 +19,7 @@ pub(crate) struct Pool {
     lines: Vec<usize>,
 }
 
-/// Numbers of compared flags and likes, and of expected deviations from the data.
+/// Numbers of compared flags and likes, and of false positives.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct Checked {
     pub(crate) flags: u64,

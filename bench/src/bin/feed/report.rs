@@ -234,8 +234,8 @@ impl Report {
         )?))
     }
 
-    /// Returns the ratios of two workers on two cores to one on one core, by round. Each has a
-    /// ratio by wall-clock time, and one by CPU time as if each worker had a full core.
+    /// Returns the ratios of two workers on two cores to one on one core, by round. The first ratio
+    /// uses wall-clock time. The second uses CPU time, as if each worker had a full core.
     pub(crate) fn two_cores(&self) -> Option<(Spread, Spread)> {
         let of =
             |workers| self.scaling.iter().filter(move |s| s.workers == workers).map(|s| s.sample);

@@ -200,7 +200,7 @@ fn write(server: &Server, rows: &mut u64, number: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the median of a value over the rounds of one line of the table.
+/// Returns the median over the rounds of one value of a table line.
 fn of(rounds: &[(Latency, u64)], what: fn(&Latency) -> f64) -> f64 {
     median(rounds.iter().map(|(latency, _)| what(latency)).collect())
 }

@@ -5,7 +5,7 @@ use crate::rows::{Rows, SPACE, STRIDE, id, reply, request};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Rows per request. They are consecutive, so that most are in the same block.
+/// Rows per request. The rows are consecutive, so most rows of a request are in one block.
 const ROWS_PER_REQUEST: u64 = 1000;
 /// Number of pending requests.
 const MAX_PENDING_REQUESTS: usize = 4;
@@ -54,8 +54,8 @@ fn some_rows(
     })
 }
 
-/// Requests one in `pages` pages of consecutive rows. Passes the number of its first row and the
-/// expected reply to `look`, until `look` returns false.
+/// Requests one in `pages` pages of consecutive rows. Calls `look` for each requested page, with
+/// the number of its first row and the expected reply. Stops when `look` returns false.
 fn pages_of(
     node: &Node,
     all: &Rows,

@@ -30,7 +30,7 @@ impl Disk<'_> {
         }
     }
 
-    /// Fills the disk until at most `but` bytes are free. Other writers may use some of them.
+    /// Fills the disk, leaving `but` bytes free, or fewer if others write at the same time.
     fn fill(&self, but: u64) -> io::Result<()> {
         let file = std::fs::File::create(self.0.join("ballast"))?;
         let mut size = 0;

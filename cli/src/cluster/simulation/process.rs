@@ -184,7 +184,8 @@ impl Process {
         confirmed.await
     }
 
-    /// Lifts the fence like `roles/peer.rs` of the real node.
+    /// Ends the fencing of this node once the other nodes confirm its topology. A real node does
+    /// this in `roles/peer.rs`.
     pub(super) async fn lift_fence_if_confirmed(self: Rc<Process>) {
         let mut refused = None;
         loop {

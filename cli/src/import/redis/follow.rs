@@ -158,7 +158,7 @@ pub(crate) fn listen(
                     break format!("no reply from the source for {} s", SILENCE_TIMEOUT.as_secs());
                 }
                 Ok(None) => {
-                    // The reply arrives between the other messages.
+                    // The next `message` calls return the reply and any notifications.
                     if let Err(error) = remote.send(&[b"PING"]) {
                         break error.to_string();
                     }
@@ -233,7 +233,7 @@ pub(crate) fn check_setting(
 }
 
 /// Handles a notification (`pmessage`, pattern, channel, event) or an invalidation (`message`,
-/// channel, null if all keys are gone).
+/// channel, null if all keys were deleted).
 fn handle_message(message: OwnedFrame, start: &str, layouts: &[Layout], told: &ChangeQueue) {
     let OwnedFrame::Array(mut parts) = message else { return };
     let (event, channel) = (parts.pop().and_then(bytes), parts.pop().and_then(bytes));

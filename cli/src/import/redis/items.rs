@@ -45,7 +45,7 @@ pub(crate) struct Read {
     pub(crate) items: Vec<Item>,
     /// First reason why a part of the key was rejected.
     pub(crate) bad: Option<String>,
-    /// Whether the key is gone and its former items are unknown.
+    /// Whether the key was deleted and its former items are unknown.
     pub(crate) is_lost: bool,
     /// Names of fields that are not counters of the space.
     pub(crate) foreign: Vec<Vec<u8>>,

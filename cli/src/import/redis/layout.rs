@@ -75,7 +75,7 @@ pub(crate) struct Layout {
     pub(super) declared: Vec<Field>,
     /// Whether [`Layout::fields`] contains all counters of the space.
     pub(crate) has_all: bool,
-    /// Counters that a layout without named fields leaves to the layouts that name them.
+    /// Counters that other layouts name. The other layouts take precedence for them.
     pub(super) others: Vec<DelegatedCounter>,
     /// For keys with one counter: pattern of the hash that may hold other counters of the row.
     pub(super) row: Option<Pattern>,
@@ -296,8 +296,8 @@ impl Layout {
         Ok(())
     }
 
-    /// If this layout names no counters, records the counters that other layouts name. This layout
-    /// then leaves these counters to them.
+    /// If this layout names no counters, records the counters that other layouts name. Those
+    /// layouts take precedence for these counters.
     pub(crate) fn note_others(&mut self, others: &[Layout]) {
         let is_row = |other: &&Layout| {
             other.space == self.space && other.container == Container::Hash && other.all_fields

@@ -204,7 +204,7 @@ impl BlockingConnection {
         self.runtime.block_on(next).ok().transpose()
     }
 
-    /// Sends a request whose reply arrives between the messages.
+    /// Sends a request without waiting for the reply. [`BlockingConnection::message`] returns it.
     pub(crate) fn send(&mut self, args: &[&[u8]]) -> io::Result<()> {
         let mut request = Vec::new();
         put_command(&mut request, args);

@@ -62,7 +62,8 @@ impl Layout {
         Ok(values)
     }
 
-    /// Returns whether each key holds one counter of a row, so that other keys may hold the others.
+    /// Returns whether each key holds a single counter of a row. Other keys may hold the other
+    /// counters.
     pub(crate) fn is_cell(&self) -> bool {
         match self.container {
             Container::String | Container::Buckets(_) => self.names_field(),

@@ -64,8 +64,8 @@ struct One {
     item: Item,
 }
 
-/// Runs `look` up to [`ROUNDS`] times, and returns the suspects that every run confirms. Concurrent
-/// writes cause temporary differences.
+/// Compares the suspects up to [`ROUNDS`] times, and returns those that differ each time.
+/// Concurrent writes cause temporary differences.
 fn keep_persistent_differences<T>(
     mut suspects: Vec<T>,
     mut look: impl FnMut(&[T]) -> io::Result<Vec<T>>,
@@ -83,7 +83,7 @@ fn keep_persistent_differences<T>(
 }
 
 impl Verify<'_> {
-    /// Compares everything. Differences also go to `out`. `all` holds the rows of the server.
+    /// Compares all keys. Also writes the differences to `out`. `all` holds the rows of the server.
     pub(crate) fn run(
         mut self,
         all: AllRows,
@@ -179,7 +179,7 @@ impl Verify<'_> {
         Ok(differences.iter().map(|(key, what)| format!("{}: {what}", shown(key))).collect())
     }
 
-    /// Returns a description of each row of the server that no source has.
+    /// Describes each row that the server has and no source has.
     fn find_extra_rows(
         &mut self,
         ours: AllRows,

@@ -154,8 +154,7 @@ pub(super) const BOUNDED: &str = "view = []\naction = []\n[[counter]]\nname = \"
 fields = \"like:12 stock:8{0..100}\"\nrows = \"post:{id}\"\ncells = \"like:{id}\"
 [[existence]]\nname = \"liked\"\npairs = \"liked:{id}\"\n";
 
-/// The import does not set values that the server refuses, and counts each such key as bad, whether
-/// it lists it or not.
+/// The import counts every key with a refused value as bad, even if it does not list the key.
 #[test]
 fn refused_rows_are_bad_and_not_set() {
     let Some(redis) = Redis::start() else { return };
@@ -240,7 +239,7 @@ fn keys_mean_what_the_servers_patterns_say() {
     assert_eq!(ask(&program, "HGET post:32 like"), "7");
 }
 
-/// A peer that does not respond blocks neither side forever, and a signal ends an import that
+/// An import or export does not wait forever for an unresponsive peer. A signal ends an import that
 /// hangs.
 #[test]
 fn silent_peers_are_left() {
@@ -337,8 +336,8 @@ fn import_does_not_go_on_in_another_data_set() {
 
 pub(super) const TELLS: &str = "CONFIG SET notify-keyspace-events K$ghsxe";
 
-/// Cases of --follow: fields of a single hash with all ids, FLUSHALL, a source that stops its
-/// notifications, and one that has lost its keys.
+/// Covers --follow with a single hash for all ids, FLUSHALL, a source that stops its notifications,
+/// and one that has lost its keys.
 #[test]
 fn follow_deletes_what_is_deleted_and_nothing_else() {
     let Some(mut redis) = Redis::start() else { return };
@@ -409,8 +408,8 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
     assert_eq!(row(100, "repost"), "-");
 }
 
-/// A cluster: the options must name all masters, and the members of one id may be in sets of two
-/// nodes.
+/// Imports from a cluster. The options must name all masters. Two nodes may have sets with members
+/// of one id.
 #[test]
 fn masters_of_a_cluster_are_read_together() {
     let Some([first, second]) = Redis::cluster() else { return };
@@ -437,7 +436,7 @@ fn masters_of_a_cluster_are_read_together() {
     let child = follow.args(["--until-idle", "3"]).spawn().unwrap();
     first.listens();
     second.listens();
-    // No event signals the end of the copy of two keys.
+    // The import reports no event after it has copied the two keys.
     std::thread::sleep(Duration::from_millis(500));
     second.run(&[&format!("SREM liked:{id} 2")]);
     let is_set = |member: u64| ask(&program, &format!("SISMEMBER liked:{id} {member}"));

@@ -1,5 +1,5 @@
-//! Keys that match a layout partly, counters and sets in several keys, and the counts of data that
-//! is not copied.
+//! Imports keys that match a layout only partly, and counters and sets in several keys. Also checks
+//! the counts of data that is not copied.
 
 use super::from::{BOUNDED, Redis, TELLS, ask, done, ended, import};
 use harness::program::{Program, until};
@@ -37,7 +37,7 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     ended(&child.wait_with_output().unwrap(), 1, &["keys could not be copied completely"]);
     let words = ["2 keys not readable; 0 keys differ"];
     done(from(&["--only-verify", "--allow-extra"]), 1, &words);
-    // Packed values with names must be integers, too: msgpack's 12.5 is refused.
+    // Packed values with names must also be integers: msgpack's 12.5 is refused.
     let script = "return redis.call('SET', 'm:3', cmsgpack.pack({like = 4, read = 12.5}))";
     cmd("EVAL").arg(script).arg(0).query::<()>(&mut redis.connection()).unwrap();
     let packed = layouts(&["string key=m:{id} space=post fields=like,read pack=msgpack"]);

@@ -14,7 +14,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 
-/// Makes a broker lose the messages that `loses` writes, and store those of `instead`.
+/// Writes messages with `loses`, makes the broker lose them, and writes others with `instead`.
 fn forget<B: Broker>(broker: &Running<B>, loses: impl FnOnce(), instead: impl FnOnce()) {
     let kept = broker.dir.with_extension("kept");
     broker.down();

@@ -1,5 +1,5 @@
-//! Unusual states of brokers: a recreated stream, messages and batches of many MiB, a stream
-//! without any entry left. Also covers events for an action that does not exist.
+//! Covers unusual states of brokers: a recreated stream, messages and batches of many MiB, an empty
+//! stream. Also covers events for an action that does not exist.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis};
 use super::gaps::{
@@ -32,7 +32,8 @@ fn a_jetstream_made_anew_halts_its_source() {
     asked(&server, "TM.INGEST SETOFFSET events 0 1");
     until("all messages of the new stream are counted", || counter(&server, "like") == "15");
     assert_eq!(field(&server, "last_error"), "");
-    // The stream is recreated while no server runs, and for a replica that takes over.
+    // Recreate the stream while the server is down. The restarted server and the promoted replica
+    // must both halt the source.
     let replica = follow(&folder.path().join("there"), &server, &source(&broker, ""));
     asked(&server, "WAITAOF 1 1 10000");
     server.kill();

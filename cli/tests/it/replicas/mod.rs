@@ -105,8 +105,8 @@ fn branch_is_kept_if_master_removed_the_diverging_segment() {
     for i in 1..6 {
         assert_ok(&old, &format!("CNT.SET post {} like 1{i}", FIRST + i * 4096));
     }
-    // This history is longer. It would cover the position of the other node if the segment still
-    // existed.
+    // This history is longer. Its log would contain the position of the other node if the segment
+    // still existed.
     for i in 100..130 {
         assert_ok(&new, &format!("CNT.SET post {} like 3", FIRST + i * 4096));
     }
@@ -351,8 +351,8 @@ fn what_a_master_says_is_one_line_of_info() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
-        // The master sends the forged text as its reply to TM.REPLICATE, then in a frame instead of
-        // Welcome.
+        // The first connection gets the text as an error reply to TM.REPLICATE. The second one gets
+        // it in a frame instead of Welcome.
         let error = format!("-ERR {}\r\n", FORGED.trim_end().replace('\r', ""));
         let refused = [&[72][..], b"frames ", FORGED.as_bytes(), &[b'x'; 1 << 20]].concat();
         let frame = store::frame_head(store::Check::new().u64(0), &refused);

@@ -1,5 +1,5 @@
-//! Replies, or missing replies, of a replica that is asked to take over, and the reaction of its
-//! master. There must never be two masters.
+//! Covers the replies of a replica that is asked to take over, a missing reply, and the reaction of
+//! its master. There must never be two masters.
 
 use super::{
     SPACES, assert_ok, bulk, follow, is_master, like_of, start, synced_pair_with_config,

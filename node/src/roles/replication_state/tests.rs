@@ -22,8 +22,8 @@ fn master() -> (Replication, Config, tempfile::TempDir) {
     (replication, config, folder)
 }
 
-/// The log's owner applies role changes one by one. It may finish one when the next is already
-/// published. Its log then does not match the role, and the write gate must stay closed.
+/// The thread `log` applies role changes one by one. If another change is published before it
+/// finishes, the log does not match the role, and the write gate must stay closed.
 #[test]
 fn only_the_last_order_obeyed_opens_the_gate() {
     let (replication, config, _folder) = master();

@@ -32,9 +32,9 @@ fn name_of(entry: &Table) -> &str {
     entry.get("name").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Returns the renamed entries as pairs of indexes in `before` and `now`. A pair is an entry that
-/// disappeared and a new one with an equal declaration. The new entry gets the original text of its
-/// fields.
+/// Returns the renamed entries as pairs of indexes in `before` and `now`. An entry counts as
+/// renamed if its name disappeared and a new entry has an equal declaration. The new entry gets the
+/// original text of its fields.
 fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
     fn has(list: &[Table], name: &str) -> bool {
         list.iter().any(|entry| name_of(entry) == name)
@@ -67,9 +67,9 @@ fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Writes the lists that differ from `now`. `written` is the file's content, `read` the same with
-/// values in their usual form. A missing list has the default entries. Preserves the text and
-/// comments of remaining entries.
+/// Writes the lists that differ from `now`. `written` contains the lists as they are in the file,
+/// and `read` contains the same lists with normalized values. A missing list has the default
+/// entries. Preserves the text and comments of remaining entries.
 pub(crate) fn write(
     file: &mut DocumentMut,
     written: &Table,

@@ -193,7 +193,7 @@ pub fn list(
     for (section, keys) in SECTIONS {
         let Some(values) = all.get(*section).and_then(Value::as_table) else { continue };
         for key in *keys {
-            // ACL LIST has the current users.
+            // ACL LIST shows the users.
             if key.name == "users" || key.secret && !with_secrets {
                 continue;
             }
@@ -326,7 +326,7 @@ fn rewritten(text: &str, config: &Config) -> Result<String, String> {
     let mut file: toml_edit::DocumentMut =
         text.parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
     let written: Table = toml::from_str(text).map_err(|e| e.message().to_owned())?;
-    // The file's values in their usual form: "1024mb" is "1gb".
+    // The file's values, normalized: "1024mb" becomes "1gb".
     let read = Config::parse(text, Path::new("")).map_err(|e| e.to_string())?;
     let read = Table::try_from(&read).map_err(|e| e.to_string())?;
     let values = Table::try_from(config).map_err(|e| e.to_string())?;
@@ -575,7 +575,7 @@ mod tests {
         std::fs::write(&path, &text).unwrap();
         let settings = Settings::new(Config::load(&path).unwrap());
         let folder_has = |config: &mut Config| {
-            // The entry as in the data folder: reformatted and with a secret seed.
+            // The data folder has the same entry with normalized fields and a secret seed.
             config.counter[0].name = "article".to_owned();
             config.counter[0].fields = "like:12 read:4".to_owned();
             config.existence[0].name = "loved".to_owned();

@@ -319,8 +319,8 @@ impl Tracking {
         CHANGES.set(Some(changes));
     }
 
-    /// Sends the collected changes. Returns whether the client that made them receives a message
-    /// itself.
+    /// Sends the collected changes. Returns whether the client that made them also receives a
+    /// message.
     pub fn end(&self, engines: Option<&Engines>) -> bool {
         CHANGES.take().is_some_and(|changes| self.send(&changes, engines))
     }
@@ -370,7 +370,7 @@ impl Tracking {
         self.collect_or_send(None, |changes| changes.all = true);
     }
 
-    /// Sends the messages. Returns whether the client that made the changes receives one.
+    /// Sends the messages. Returns whether the client that made the changes also receives one.
     fn send(&self, changes: &Changes, engines: Option<&Engines>) -> bool {
         let mut own = false;
         let trackers = self.trackers.read();

@@ -67,8 +67,8 @@ impl Shard {
         self.bytes -= key.bytes();
     }
 
-    /// Removes the keys for which `is_taken` returns true from the id at `index`. If no key
-    /// remains, the last id moves to this index.
+    /// Removes the keys of the id at `index` that satisfy `is_taken`. If no key remains, also
+    /// removes the id, and moves the last id to this index.
     fn take_of(
         &mut self,
         index: usize,

@@ -181,8 +181,8 @@ fn list(call: &mut Call<'_>) -> Outcome {
 }
 
 fn load(call: &mut Call<'_>) -> Outcome {
-    // The caller's connection must receive its reply first. It checks its user before the next
-    // request.
+    // Do not close the caller's connection here: it must receive its reply first. It checks its
+    // user before the next request.
     let own = call.session.client.id;
     call.answer_later(move |node, reply| {
         let before = node.acl.all();

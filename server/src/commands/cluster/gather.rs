@@ -6,9 +6,9 @@
 //! worker serves other clients. If a part fails, the reply has an error for each of its ids. The
 //! whole page is refused only if all nodes refuse it.
 //!
-//! Parts name their ids separately, also for a request with packed ids. PH.UNSEEN sends PH.EXISTS,
-//! or PH.ADD with MARK, and selects the ids itself. With MARK and LIMIT all ids must belong to one
-//! shard, because another shard would set flags beyond the limit.
+//! A part lists its ids as separate arguments, even if the request packs them. PH.UNSEEN sends
+//! PH.EXISTS, or PH.ADD with MARK, and selects the ids itself. With MARK and LIMIT all ids must
+//! belong to one shard: several shards, each applying the limit, would set too many flags.
 //!
 //! A node that receives a part does not forward it ([`Session::is_coordinator`]). For ids of other
 //! shards it returns MOVED, and the coordinator retries once at the named node. A part also carries
@@ -326,7 +326,8 @@ fn own_part(
     bytes
 }
 
-/// Returns whether a request sets a limited number of flags, which no split preserves.
+/// Returns whether a request limits the number of flags that it sets. Such a request cannot be
+/// split, because each part would apply the limit separately.
 fn counts_marks(spec: &Spec, args: Args<'_>) -> bool {
     spec.sets_flags(args)
         && args

@@ -41,7 +41,7 @@ const MAX_REPLY_BYTES: usize = 512 << 20;
 /// Maximum size of a reply that is stored even above the client's output limit. Replies to writes
 /// do not exceed this size.
 const SMALL_REPLY_BYTES: usize = 1 << 10;
-/// One read in `LOOK_AGAIN` goes to a node that is not the nearest, to measure its latency again.
+/// One in this many reads goes to a node other than the nearest, to update its measured latency.
 const LOOK_AGAIN: u32 = 64;
 
 #[derive(Clone, Debug)]
@@ -112,7 +112,7 @@ impl Batch {
     }
 }
 
-/// Node address and role. A connection to a node as replica only carries reads.
+/// Node address and role. A connection with the role replica is used for reads only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Address {
     pub(crate) host: String,

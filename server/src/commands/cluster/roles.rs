@@ -17,9 +17,9 @@ pub(crate) fn require_cluster(node: &Node) -> Outcome {
 }
 
 /// Adopts the role that the topology assigns. First waits until no worker uses an older topology. A
-/// node outside the topology keeps its role and owns no slot. `is_news` is set if the topology
-/// changed; only a changed topology lifts the fence of a master. `gives_up` makes a replica replace
-/// its data, which may be of another shard, by its new master's.
+/// node outside the topology keeps its role and owns no slot. `is_news`: the topology has changed.
+/// Only a changed topology allows a fenced master to accept writes again. `gives_up`: a replica
+/// discards its data, which may belong to another shard, and fetches its new master's data.
 pub(crate) fn obey(node: &Node, is_news: bool, gives_up: bool) -> Outcome {
     node.wait_for_turns();
     let topology = node.cluster.topology();

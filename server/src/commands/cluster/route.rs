@@ -20,8 +20,8 @@ pub(crate) struct Router<'a> {
     reads_here: bool,
     first: Option<u16>,
     is_parted: bool,
-    /// Whether the ids belong to several slots. The next two fields tell whether this node serves
-    /// all of them, and whether one node does.
+    /// Whether the ids belong to several slots. `are_all_here`: this node serves all of them.
+    /// `share_node`: one node serves all of them.
     spans_slots: bool,
     are_all_here: bool,
     share_node: bool,

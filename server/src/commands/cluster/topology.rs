@@ -1,9 +1,9 @@
 //! CLUSTER commands. A cluster node replies according to its topology.
 //!
 //! Any other server presents itself as a cluster of one shard: this node, or its master, owns all
-//! slots. Cluster clients can therefore connect without configuration. Other clients see a
-//! standalone server: HELLO says so, and INFO's `cluster_enabled` is 0. Cluster clients request the
-//! slots without checking HELLO or INFO. Node ids are hashes of addresses, so they are equal on all
+//! slots. Cluster clients can therefore connect without configuration. HELLO and INFO
+//! (`cluster_enabled:0`) describe a standalone server to all other clients. Cluster clients request
+//! the slots without checking them. Node ids are hashes of addresses, so they are equal on all
 //! nodes and stable across restarts.
 //!
 //! There is no cluster bus. A controller changes the cluster; Redis's commands for that purpose are

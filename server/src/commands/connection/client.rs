@@ -221,7 +221,7 @@ fn reset(call: &mut Call<'_>) -> Outcome {
     forget(call.session, &call.node);
     let client = &call.session.client;
     if listened {
-        // Publishers have already counted this client as a receiver.
+        // Deliver these messages: their publishers have counted this client as a receiver.
         client.inbox.take(call.reply.bytes(), None);
     }
     client.set_protocol(Protocol::Resp2);

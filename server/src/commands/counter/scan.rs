@@ -86,7 +86,7 @@ pub(super) fn run(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Writes the reply. With `waits`, the thread may block: it reads all cold blocks concurrently.
+/// Writes the reply. With `waits`, the thread may block, so it reads all cold blocks concurrently.
 fn answer(
     space: &CounterSpace,
     asked: &ScanRequest,

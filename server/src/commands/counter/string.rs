@@ -86,7 +86,7 @@ const SET_EXPIRES: &str =
     "Not supported: counters do not expire. In a space with expire = \"ignore\" the command works \
      as SET, and the counter does not expire.";
 
-/// Position that selects the text of all fields instead of a field.
+/// Field position that stands for the text of the whole row.
 const WHOLE_ROW: usize = usize::MAX;
 
 /// Resolves a key for GET: a cell, or a row of a space with `text_rows`. Returns `None` for a key

@@ -60,7 +60,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          below the horizon.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
 ];
 
-/// Maximum number of ids of a page that is not checked against the output limit in advance.
+/// A page with more ids is checked against the output limit before it is built.
 const LARGE_PAGE_IDS: usize = 4096;
 
 fn get(call: &mut Call<'_>) -> Answered {
@@ -157,7 +157,7 @@ fn write_page(
         write_rows(call, view, items.len() + beyond, &refused);
     }
     if view.is_joined() && is_whole {
-        // The reply shows the ids of joined views as well; see `visibility.rs`.
+        // The reply also depends on the ids of joined views; see `visibility.rs`.
         let Scratch { ids, further, .. } = &mut *call.scratch;
         further.iter().for_each(|(more, _)| ids.extend(more));
     }

@@ -111,8 +111,8 @@ pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<b
     has_changed(call.node.engines().flag(space, id, &CREATED_MARKER)?)
 }
 
-/// Checks BF.INSERT and CF.INSERT before the items, which start at argument `at`. With `makes` (no
-/// NOCREATE), creates the filter if it does not exist. Otherwise fails if it does not exist.
+/// Checks BF.INSERT and CF.INSERT before the items, which start at argument `at`. If the filter
+/// does not exist, creates it if `makes` is set (no NOCREATE), and fails otherwise.
 pub(crate) fn prepare_insert(
     call: &Call<'_>,
     space: &ExistenceSpace,

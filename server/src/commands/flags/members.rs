@@ -280,7 +280,7 @@ fn last_member_of_cursor(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
     Ok(Some(OwnedMember::Number(number << shortened | ((1 << shortened) - 1))))
 }
 
-/// SSCAN. Returns COUNT members, and all further members that have the same cursor as the last one.
+/// SSCAN. Returns COUNT members, and any further members that share the last one's cursor.
 pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
     let found = ledger_key(call)?;
     let cursor = resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
@@ -307,8 +307,8 @@ pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Returns `most` members of an id after `after`, and all further members that have the same cursor
-/// as the last one. Also returns that cursor, or 0 at the end.
+/// Returns up to `most` members of an id, starting after `after`, and the cursor of the last one (0
+/// at the end). Members that share this cursor are included even if that exceeds `most`.
 fn scanned(
     ledger: &PairLedger,
     id: u64,

@@ -138,7 +138,7 @@ fn test(
             if options.marks && answers.unknown >> at & 1 == 0 {
                 match engines.flag(space, ids[at], member) {
                     Ok(Change::Changed) => {}
-                    // The horizon has passed the id since the test.
+                    // The id has fallen below the horizon since the test.
                     Ok(Change::Unknown) if options.below_is_unseen => {}
                     // Another request has set the flag since the test.
                     Ok(Change::Unchanged | Change::Unknown) => continue,

@@ -189,7 +189,7 @@ pub(crate) fn delete_key(engines: &Engines, key: &KeyRef<'_>) -> Result<bool, Wr
         KeyRef::Cell { space, id, field } => engines.clear(space, id, field),
         KeyRef::Pair { space, id } if space.has_members => {
             match has_pairs(space, id)? {
-                // A pair set concurrently counts as set after this command.
+                // If another client sets a pair now, the deletion counts as executed before it.
                 Some(false) => Ok(false),
                 _ => engines.forget_flags(space, id),
             }

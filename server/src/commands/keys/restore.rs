@@ -52,7 +52,7 @@ pub(crate) const COMMANDS: &[Command] = &[
 ];
 
 /// Maximum number of members that are added on the worker. Larger sets, and sets for tables on
-/// disk, are added on another thread (promise 9).
+/// disk, are added on another thread, so that they do not delay other clients.
 const MEMBERS_IN_PLACE: usize = 256;
 
 const BUSY_KEY: Refusal = Refusal::fixed(b"BUSYKEY Target key name already exists.");

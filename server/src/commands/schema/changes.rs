@@ -49,8 +49,8 @@ fn options(call: &Call<'_>) -> Result<(bool, Vec<(String, String)>), Refusal> {
     Ok((replaces, pairs(call, 3 + usize::from(replaces))?))
 }
 
-/// Refuses to drop an action or counter that ingest events refer to. The events would become
-/// poison.
+/// Refuses to drop an action or counter that configured ingest events refer to, because ingest
+/// could no longer apply these events.
 pub(crate) fn refuse_event_target(
     call: &Call<'_>,
     what: &str,

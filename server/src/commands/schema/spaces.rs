@@ -408,8 +408,8 @@ fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
 fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
     let files = space.cold().files();
     for (index, table) in space.tables_probed(CANARIES).into_iter().enumerate() {
-        // The time is known for the oldest table only. Later tables are recycled at an unknown
-        // rate.
+        // Only the oldest table has a known time. The rate at which later tables are recycled is
+        // unknown.
         let recycled_in_s = if index == 0 { space.recycled_in_s() } else { None };
         // Cold tables are not probed, because each probe would be a disk read.
         let known = (!table.is_cold).then_some(table.measured);

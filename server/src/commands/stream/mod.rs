@@ -288,7 +288,7 @@ impl<'a> Log<'a> {
     }
 }
 
-/// Reserved field names; a counter with such a name is shown under another one.
+/// Reserved field names. A counter with such a name appears under a different name.
 const OWN_FIELDS: [&str; 8] =
     ["space", "id", "deleted", "member", "member_hash", "set", "forgotten", "horizon"];
 
@@ -330,7 +330,7 @@ fn write_entry(
                 } else {
                     reply.bulk(field.name.as_bytes());
                 }
-                // The field was added later.
+                // A field added after the entry was written is 0.
                 reply.bulk_int(values.get(at).copied().unwrap_or(0));
             }
         }

@@ -92,7 +92,8 @@ struct Range {
     /// Inclusive bounds.
     low: Id,
     high: Id,
-    /// Requested maximum (COUNT). Without it, a range above the limit of a reply is an error.
+    /// Requested maximum (COUNT). If it is missing, a range that exceeds the limit of a reply is an
+    /// error.
     most: Option<usize>,
 }
 

@@ -12,7 +12,7 @@ fn number(text: &[u8]) -> Option<i64> {
     text.parse::<i64>().ok().filter(|value| value.to_string() == text)
 }
 
-/// Represents any error. The tests of the commands check the texts.
+/// Represents any error. This model does not compare error texts.
 pub(super) fn error() -> Frame {
     Frame::Error(String::new())
 }

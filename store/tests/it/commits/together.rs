@@ -194,7 +194,7 @@ impl Meeting {
 /// C6, C8. If two groups exceed one batch, the second one waits for a round without holding locks.
 #[test]
 fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
-    // Also in a single stripe.
+    // Test one stripe and several.
     for stripes in [1, 8] {
         let meeting = Meeting::new(32, always(stripes));
         let mut thread = meeting.by_hand_large();
@@ -207,7 +207,8 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         thread.round().unwrap();
         assert!(meeting.set_together(10..20, 1));
         thread.round().unwrap();
-        // Every reservation is released, even if no stripe or only one was marked.
+        // Dropping a reservation releases it, even if the group marked no key, or keys of only one
+        // stripe.
         drop(meeting.committer.reserve(bytes_of(15)).unwrap());
         drop(meeting.committer.reserve(bytes_of(15)).unwrap().exclusive());
         assert!(meeting.set_together(7..8, 2));

@@ -129,7 +129,7 @@ fn dropped(server: &TestServer) -> Vec<std::path::PathBuf> {
         .collect()
 }
 
-/// The log alone would be incomplete, because snapshots have replaced its start.
+/// Snapshots have replaced the beginning of the log, so the node must also save the snapshots.
 #[test]
 fn what_is_given_up_is_kept_whole_where_the_log_is_gone() {
     let forgetful = |config: &mut Config| {
