@@ -23,14 +23,14 @@
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
 //! use store::{
-//!     Batch, CommitOptions, Committed, Committer, Record, SimDisk, Source, Store, StoreOptions,
-//!     SyncPolicy, Tag,
+//!     Batch, CommitOptions, Committed, Committer, LoggedState, Record, SimDisk, Store,
+//!     StoreOptions, SyncPolicy, Tag,
 //! };
 //!
 //! static LIKES: AtomicU64 = AtomicU64::new(0);
 //!
 //! struct Engines;
-//! impl Source<u64> for Engines {
+//! impl LoggedState<u64> for Engines {
 //!     // Copy the rows of these ids.
 //!     fn collect(&mut self, ids: &[u64]) -> usize { ids.len() * 8 }
 //!     fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {

@@ -391,8 +391,8 @@ section! {
         /// subtracts 1 if the flag was set, but not below 0.
         #[group = 2]
         counter: String = String::new(),
-        /// Further counters of the id that change in the same way, each as "space.field". With
-        /// counter = "post.like" and also = ["post.total"], a like adds 1 to both.
+        /// Further counters of the id that change in the same way, each as "space.field".
+        /// With ["post.total"], a like adds 1 to that, too.
         #[group = 2]
         also: Vec<String> = Vec::new(),
         /// Counters of the member, each as "space.field". With counter = "user.follower" and

@@ -303,6 +303,8 @@ mod tests {
     #[test]
     fn an_action_called_ids_announces_no_packed_ids() {
         use node::command::id_list;
+        // Registers the commands.
+        let _guest = guest();
         let found = |line: &str| {
             let mut kept = resp::RequestQueue::default();
             kept.push_all(line.split(' ').map(str::as_bytes));
