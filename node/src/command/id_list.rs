@@ -5,7 +5,7 @@
 //! them have numeric values.
 
 use crate::command::spec::{MEMBER, Spec, flag};
-use crate::command::unseen_options;
+use crate::command::unseen_options::Options;
 use resp::{Args, natural};
 use std::slice;
 
@@ -100,5 +100,5 @@ pub fn unpack(packed: &[u8]) -> Option<impl ExactSizeIterator<Item = u64> + use<
 /// arguments.
 #[inline]
 pub fn first_id(spec: &Spec, args: Args<'_>, first: usize) -> usize {
-    if spec.name == "ph.unseen" { unseen_options::read(args, first).1 } else { first }
+    if spec.name == "ph.unseen" { Options::new(args, first).end() } else { first }
 }

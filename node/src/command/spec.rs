@@ -1,7 +1,7 @@
 //! Specification of a command: one row of the command table.
 
 use crate::command::error::Refusal;
-use crate::command::unseen_options;
+use crate::command::unseen_options::{Options, UnseenOption};
 use resp::Args;
 
 /// Properties of a command: bits of `Spec::flags`. COMMAND INFO shows the first 14.
@@ -200,7 +200,7 @@ impl Spec {
     pub fn sets_flags(&self, args: Args<'_>) -> bool {
         self.has(flag::MAY_WRITE)
             && self.keys == KeyArgs::ids_of(Of::Pairs)
-            && unseen_options::read(args, MEMBER + 1).0
+            && Options::new(args, MEMBER + 1).any(|option| option == UnseenOption::Mark)
     }
 
     /// Returns the position of the action that the request performs in addition to reading:

@@ -28,6 +28,7 @@ use node::command::error::Refusal;
 use node::command::id_list::{self, Ids, first_id};
 use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
 use node::command::table::{bit_of, find};
+use node::command::unseen_options::{Options, UnseenOption};
 use node::config::ReadFrom;
 use node::roles::node::Now;
 use resp::{Args, Protocol, Reply, RequestQueue, natural};
@@ -258,8 +259,7 @@ fn unseen_options(spec: &Spec, args: Args<'_>) -> Result<Option<UnseenOptions>, 
         return Ok(None);
     }
     let is_packed = id_list::packed(spec, args).is_some();
-    let first = first_id(spec, args, MEMBER + 1);
-    unseen::read_options(args.until(first), is_packed).map(Some)
+    unseen::read_options(args, is_packed).map(Some)
 }
 
 /// Returns a request with packed ids, or PH.UNSEEN, as one with separate ids and one element per
@@ -329,11 +329,8 @@ fn own_part(
 /// Returns whether a request limits the number of flags that it sets. Such a request cannot be
 /// split, because each part would apply the limit separately.
 fn counts_marks(spec: &Spec, args: Args<'_>) -> bool {
-    spec.sets_flags(args)
-        && args
-            .until(first_id(spec, args, MEMBER + 1))
-            .iter()
-            .any(|word| word.eq_ignore_ascii_case(b"LIMIT"))
+    let limits = |option| matches!(option, UnseenOption::Limit(_));
+    spec.sets_flags(args) && Options::new(args, MEMBER + 1).any(limits)
 }
 
 /// Returns the numbers of counters and flags of a view and of each joined view.

@@ -17,6 +17,7 @@ use dataset::engines::ExistenceSpace;
 use node::command::error::{Refusal, refuse};
 use node::command::id_list::{MAX_PACKED_IDS, first_id, is_ids};
 use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, READ, flag};
+use node::command::unseen_options::{Options, UnseenOption};
 use phantom::{BATCH, Change, Member};
 use resp::Args;
 use std::ops::Range;
@@ -55,7 +56,7 @@ fn unseen(call: &mut Call<'_>) -> Answered {
         if !is_packed && call.args.len() - first > MAX_PACKED_IDS {
             return Err(too_many());
         }
-        call.scratch.unseen.options = read_options(call.args.until(first), is_packed)?;
+        call.scratch.unseen.options = read_options(call.args, is_packed)?;
     }
     call.read_ids(first)?;
     let ids = call.scratch.ids.len();
@@ -80,38 +81,37 @@ fn too_many() -> Refusal {
     refuse!("ERR too many ids: at most {MAX_PACKED_IDS} per request")
 }
 
-/// Parses the options of a request, given without its ids.
+/// Parses the options of a request.
 pub(crate) fn read_options(args: Args<'_>, is_packed: bool) -> Result<UnseenOptions, Refusal> {
-    let (mut limit, mut below) = (None, None);
-    let mut options = UnseenOptions { is_packed, ..UnseenOptions::default() };
-    let mut words = args.from(MEMBER + 1).iter();
-    while let Some(word) = words.next() {
-        if word.eq_ignore_ascii_case(b"LIMIT") {
-            let count = integer(words.next().ok_or(Refusal::SYNTAX)?)?;
-            if count < 1 {
-                return Err(refuse!("ERR LIMIT must be > 0"));
+    let (mut limit, mut below, mut bits, mut marks) = (None, None, None, None);
+    for option in Options::new(args, MEMBER + 1) {
+        match option {
+            UnseenOption::Limit(count) => {
+                let count = integer(count.ok_or(Refusal::SYNTAX)?)?;
+                if count < 1 {
+                    return Err(refuse!("ERR LIMIT must be > 0"));
+                }
+                set_option_once(&mut limit, usize::try_from(count).unwrap_or(usize::MAX))?;
             }
-            set_option_once(&mut limit, usize::try_from(count).unwrap_or(usize::MAX))?;
-        } else if word.eq_ignore_ascii_case(b"BELOW") {
-            let side = words.next().ok_or(Refusal::SYNTAX)?;
-            let is_unseen = side.eq_ignore_ascii_case(b"unseen");
-            if !is_unseen && !side.eq_ignore_ascii_case(b"seen") {
-                return Err(Refusal::SYNTAX);
+            UnseenOption::Below(side) => {
+                let side = side.ok_or(Refusal::SYNTAX)?;
+                let is_unseen = side.eq_ignore_ascii_case(b"unseen");
+                if !is_unseen && !side.eq_ignore_ascii_case(b"seen") {
+                    return Err(Refusal::SYNTAX);
+                }
+                set_option_once(&mut below, is_unseen)?;
             }
-            set_option_once(&mut below, is_unseen)?;
-        } else {
-            let option = match word.eq_ignore_ascii_case(b"BITS") {
-                true => &mut options.bits,
-                false => &mut options.marks,
-            };
-            if std::mem::replace(option, true) {
-                return Err(Refusal::SYNTAX);
-            }
+            UnseenOption::Bits => set_option_once(&mut bits, true)?,
+            UnseenOption::Mark => set_option_once(&mut marks, true)?,
         }
     }
-    options.limit = limit.unwrap_or(usize::MAX);
-    options.below_is_unseen = below.unwrap_or(false);
-    Ok(options)
+    Ok(UnseenOptions {
+        limit: limit.unwrap_or(usize::MAX),
+        below_is_unseen: below.unwrap_or(false),
+        bits: bits.unwrap_or(false),
+        marks: marks.unwrap_or(false),
+        is_packed,
+    })
 }
 
 /// Tests some ids and adds the unseen ones to the result, up to the limit.
