@@ -221,13 +221,12 @@ impl Space {
         // R5.
         let is_in_tables = |pair: &Pair| Some(pair.id) <= rebuild.high && !self.is_outlier(pair);
         // R6.
-        let is_current = |id| self.generation(id) == rebuild.generation(id);
-        let pairs = pairs.filter(|(id, _)| is_current(*id)).map(|(id, member)| {
-            let first = self.first_pair(id, &member);
-            match rebuild.generation(id) {
+        let pairs = pairs.filter_map(|(id, member)| {
+            let (first, generation) = (self.first_pair(id, &member), rebuild.generation(id));
+            (self.generation(id) == generation).then(|| match generation {
                 0 => first,
-                generation => self.seed.later(first, generation),
-            }
+                _ => self.seed.later(first, generation),
+            })
         });
         let pairs: Vec<Pair> = pairs.filter(is_in_tables).collect();
         for batch in pairs.chunks(PREFETCHED_PAIRS) {
