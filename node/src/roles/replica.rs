@@ -748,6 +748,19 @@ mod tests {
     use std::io::{Read, Write};
     use store::{Check, Position, frame_head};
 
+    /// Context of a replica whose log begins at the start of its history.
+    fn context(node: &Arc<Node>) -> ReplicaContext {
+        let lineage = node.store.lineage();
+        let log = ReplicaLog::open(node.store.disk().clone(), lineage, Position::START).unwrap();
+        ReplicaContext {
+            node: node.clone(),
+            log,
+            received_catalogue: None,
+            is_whole: false,
+            room_deadline: None,
+        }
+    }
+
     /// Runs a link to a fake master, which replies OK to TM.REPLICATE and then calls `does`.
     /// Returns the link's error.
     fn link_to(
@@ -762,16 +775,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let master =
             Master { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
-        let log =
-            ReplicaLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
-                .unwrap();
-        let mut here = ReplicaContext {
-            node: node.clone(),
-            log,
-            received_catalogue: None,
-            is_whole: false,
-            room_deadline: None,
-        };
+        let mut here = context(&node);
         let plays = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             assert!(stream.read(&mut [0; 1000]).unwrap() > 0, "the replica asks for the log");
@@ -832,16 +836,7 @@ mod tests {
         let node = Host::alone(&config);
         let engines = node.engines();
         let space = &engines.counters()[0];
-        let log =
-            ReplicaLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
-                .unwrap();
-        let mut here = ReplicaContext {
-            node: node.clone(),
-            log,
-            received_catalogue: None,
-            is_whole: false,
-            room_deadline: None,
-        };
+        let mut here = context(&node);
         assert!(!node.engines().is_spilling());
         here.wait_for_room();
         assert_eq!(here.room_deadline, None, "the engines have room");
