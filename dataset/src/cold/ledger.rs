@@ -18,7 +18,7 @@ use crate::cold::quarantine::Quarantine;
 use crate::cold::rebuilds::Rebuilds;
 use crate::dirty_keys::MarkedMember;
 use crate::log_records::RecordKind;
-use ledger::{Answer, Flush, Ledger, OwnedMember, PendingLookup};
+use ledger::{Answer, BlockBuffer, Flush, Ledger, OwnedMember, PendingLookup};
 use phantom::Member;
 use rolling::Unreadable;
 use std::sync::Arc;
@@ -151,10 +151,7 @@ impl PairLedger {
     /// Whether a pair is set, after a positive answer of the filter. The result is valid while the
     /// caller holds the id's stripe. Reads synchronously if no answer is pinned.
     pub fn contains(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
-        self.figures.asked.fetch_add(1, Relaxed);
-        let set = self.find(id, member)?;
-        self.figures.false_positives.fetch_add(u64::from(!set), Relaxed);
-        Ok(set)
+        self.find(id, member).map(|set| self.count(set))
     }
 
     fn find(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
@@ -176,6 +173,46 @@ impl PairLedger {
                 .read(question)
                 .map_err(|why| Unreadable { id, why: why.to_string().into() })?;
         }
+    }
+
+    /// Whether a pair is set, after a positive answer of the filter. `None` if the result needs a
+    /// disk read.
+    pub(crate) fn contains_in_memory(&self, id: u64, member: &Member<'_>) -> Option<bool> {
+        match self.ledger.ask(id, in_ledger(*member)) {
+            Answer::Known(set) => Some(self.count(set)),
+            Answer::NeedsBlock(_) => None,
+        }
+    }
+
+    /// Like [`PairLedger::contains`], for a series of pairs in their order. Blocks on disk reads.
+    pub(crate) fn contains_buffered(
+        &self,
+        id: u64,
+        member: &Member<'_>,
+        buffer: &mut BlockBuffer,
+    ) -> Result<bool, Unreadable> {
+        let (mut answer, reads) = (self.ledger.ask(id, in_ledger(*member)), buffer.reads);
+        let found = loop {
+            match answer {
+                Answer::Known(set) => break Ok(self.count(set)),
+                Answer::NeedsBlock(question) => match question.read_buffered(buffer) {
+                    Ok(next) => answer = next,
+                    Err(error) => {
+                        self.shared.record_failure(&error);
+                        break Err(Unreadable { id, why: error.to_string().into() });
+                    }
+                },
+            }
+        };
+        self.figures.reads.fetch_add(buffer.reads - reads, Relaxed);
+        found
+    }
+
+    /// Counts a lookup with its result, and returns the result.
+    fn count(&self, set: bool) -> bool {
+        self.figures.asked.fetch_add(1, Relaxed);
+        self.figures.false_positives.fetch_add(u64::from(!set), Relaxed);
+        set
     }
 
     fn read(&self, question: PendingLookup) -> store::Result<Answer> {

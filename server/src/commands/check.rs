@@ -5,6 +5,7 @@ use crate::commands::pubsub;
 use crate::commands::run::select;
 use crate::session::Session;
 use node::acl::Request;
+use node::command::among;
 use node::command::error::{Refusal, refuse};
 use node::command::id_list::{self, ID_BYTES, count_packed, first_id};
 use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
@@ -79,7 +80,8 @@ fn check_member(spec: &Spec, of: Of, args: Args<'_>) -> Outcome {
         word if word.first().is_some_and(u8::is_ascii_digit) => word.split(|b| *b == b'/').count(),
         _ => 0,
     };
-    let ids = (first_id(spec, args, MEMBER + 1)..args.len()).map(ids_of).sum::<usize>();
+    let end = among::before(args).len();
+    let ids = (first_id(spec, args, MEMBER + 1)..end).map(ids_of).sum::<usize>();
     if matches!(of, Of::Rows | Of::RowsAndPairs) || ids <= 1 || length * ids <= MAX_HASHED_BYTES {
         return Ok(());
     }

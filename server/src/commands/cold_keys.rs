@@ -11,6 +11,7 @@ use dataset::cold::fetch::ColdReads;
 use dataset::engines::Engines;
 use node::cluster::Topology;
 use node::cluster::slot::of_id;
+use node::command::among;
 use node::command::footprint::{Footprint, Touch};
 use node::command::id_list::count_packed;
 use node::command::spec::{KeyArgs, Of, Spec};
@@ -43,7 +44,8 @@ pub(crate) fn before(
 fn is_page(found: Found, args: Args<'_>, session: &Session, engines: &Engines) -> bool {
     let Some((_, spec)) = found else { return false };
     let shows = matches!(spec.keys, KeyArgs::Shown | KeyArgs::Ids(Of::View, ..));
-    if !shows || args.len() + count_packed(args) > PAGE_WORDS || session.transaction.is_some() {
+    let ids = if args.len() > PAGE_WORDS { among::before(args) } else { args };
+    if !shows || ids.len() + count_packed(ids) > PAGE_WORDS || session.transaction.is_some() {
         return false;
     }
     let footprint = Footprint::new(spec, args, engines);

@@ -4,8 +4,8 @@
 //! sent, other connections of the worker run, and a write may wait for room. An error before the
 //! first element becomes the reply; a later error replaces every remaining element.
 //!
-//! Some requests run in one turn regardless of their length: inside a transaction, pages with MARK,
-//! actions with member counters, keys of a user with several selectors, and all requests in a
+//! Some requests run in one turn regardless of their length: inside a transaction, pages with MARK
+//! or AMONG, actions with member counters, keys of a user with several selectors, and all requests in a
 //! cluster. `max_request_args` limits them. See `docs/decisions/0033-*.md`.
 
 use crate::commands::call::counter_space;
@@ -20,6 +20,7 @@ use crate::commands::run::{record_duration, run_turn};
 use crate::commands::turn::{Answer, Step, Turn};
 use crate::session::{Replies, Scratch, Session};
 use dataset::engines::Engines;
+use node::command::among;
 use node::command::error::{Refusal, refuse};
 use node::command::id_list::{self, ID_BYTES, count_packed, first_id};
 use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
@@ -89,7 +90,8 @@ impl LongRequest {
             && session.topology.is_none()
             && rights_are_per_key
             && !belongs_together
-            && spec.mark(args).is_none();
+            && spec.mark(args).is_none()
+            && among::position(args).is_none();
         let only_tests = spec.keys == KeyArgs::ids_of(Of::Pairs)
             && id_list::packed(spec, args).is_some()
             && !spec.may_write(args)

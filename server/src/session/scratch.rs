@@ -55,4 +55,6 @@ pub(crate) struct Asked {
     pub(crate) packed: Option<usize>,
     /// Position of the action's name after MARK.
     pub(crate) mark: Option<usize>,
+    /// Position of the option AMONG.
+    pub(crate) among: Option<usize>,
 }

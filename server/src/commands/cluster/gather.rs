@@ -15,8 +15,9 @@
 //! a hash of the expected element layout ([`shape`]).
 
 use crate::commands::call::{check_packed, view};
-use crate::commands::cluster::gathering::{At, IdOwner, Page, Part, Plan, element_of};
+use crate::commands::cluster::gathering::{At, Columns, IdOwner, Page, Part, Plan, element_of};
 use crate::commands::cluster::{route, shape};
+use crate::commands::feed::among::{check_binary, other_shard, top};
 use crate::commands::flags::unseen;
 use crate::commands::run::run;
 use crate::session::unseen::UnseenOptions;
@@ -24,6 +25,7 @@ use crate::session::{Scratch, Session};
 use dataset::engines::Engines;
 use node::cluster::slot::{of_id, of_text};
 use node::cluster::{Server, Topology};
+use node::command::among::{self, Parts, is_among};
 use node::command::error::Refusal;
 use node::command::id_list::{self, Ids, first_id};
 use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
@@ -84,6 +86,7 @@ pub(crate) fn are_all_here(
     if id_list::packed(spec, args).is_some() {
         return Ids::new(spec, args, head, step).all(|(_, id)| is_here(of_id(id)));
     }
+    let args = among::before(args);
     let mut words = args.from(first_id(spec, args, head)).iter().step_by(step);
     words.all(|word| {
         slot_of(word, is_joined, topology).is_none_or(|(slot, is_one)| is_one && is_here(slot))
@@ -150,6 +153,10 @@ impl Plan {
                     }
                     plan.is_binary = true;
                     at += 1;
+                }
+                None if is_among(args, at) => {
+                    plan.options.extend(at as u32..args.len() as u32);
+                    break;
                 }
                 None => {
                     // The word after MARK is an action's name, even if it looks like an id.
@@ -220,9 +227,14 @@ pub(crate) fn answer(
         Err(_) if session.is_coordinator => None,
         shape => shape?,
     };
-    let columns = if plan.is_binary { Some(columns(node.engines(), args.at(1))?) } else { None };
+    let columns = if plan.is_binary { Some(columns(node.engines(), args)?) } else { None };
     if plan.is_binary {
         shape::check_layout(plan.shape, spec, args, node)?;
+    }
+    if let Some(at) = among::position(args)
+        && Parts::new(args, at).space.is_some()
+    {
+        return Err(other_shard());
     }
     if let Some(part) = plan.parts.iter().position(|part| part.at == At::Here) {
         let own = own_part(number, spec, args, told, &plan, part, session, node, scratch);
@@ -333,11 +345,14 @@ fn counts_marks(spec: &Spec, args: Args<'_>) -> bool {
     spec.sets_flags(args) && Options::new(args, MEMBER + 1).any(limits)
 }
 
-/// Returns the numbers of counters and flags of a view and of each joined view.
-fn columns(engines: &Engines, name: &[u8]) -> Result<Vec<(usize, usize)>, Refusal> {
-    let view = view(engines, name)?;
+/// Returns the columns of a page that the client asked for in the binary form.
+fn columns(engines: &Engines, args: Args<'_>) -> Result<Columns, Refusal> {
+    let view = view(engines, args.at(1))?;
     let views = std::iter::once(view).chain(engines.then(view));
-    Ok(views.map(|view| (engines.columns(view).len(), view.flags())).collect())
+    let views = views.map(|view| (engines.columns(view).len(), view.flags())).collect();
+    let among = among::position(args);
+    among.map_or(Ok(()), |at| check_binary(args, at))?;
+    Ok(Columns { views, among_top: among.map(|at| top(args, at)).transpose()? })
 }
 
 /// Checks whether this node serves a request. If it does not, and the request can be split, sets

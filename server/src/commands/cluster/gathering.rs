@@ -2,6 +2,7 @@
 //! replies are merged ([`gather`](super::gather)).
 
 use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
+use crate::commands::feed::among::binary_bytes;
 use crate::session::unseen::{Unseen, UnseenOptions};
 use node::client::connect::{put_bulk, put_head};
 use node::cluster::Topology;
@@ -106,12 +107,20 @@ fn put_shape(shape: u64, out: &mut Vec<u8>) {
     put_bulk(out, &word);
 }
 
+/// Columns of a packed page.
+pub(super) struct Columns {
+    /// Number of counters and of flags of the view and of each joined view.
+    pub(super) views: Vec<(usize, usize)>,
+    /// Number of members per row of the option AMONG.
+    pub(super) among_top: Option<usize>,
+}
+
 pub(super) struct Page {
     pub(super) spec: &'static Spec,
     pub(super) request: RequestQueue,
     pub(super) plan: Plan,
-    /// For a packed page: number of counters and of flags of the view and of each joined view.
-    pub(super) columns: Option<Vec<(usize, usize)>>,
+    /// Columns of a packed page.
+    pub(super) columns: Option<Columns>,
     /// Options of PH.UNSEEN, whose parts are requests for the flag of each id.
     pub(super) unseen: Option<UnseenOptions>,
     /// Range in the turn's output that the reply replaces.
@@ -319,15 +328,24 @@ fn moved_to(element: &[u8]) -> Option<Address> {
     Address::of_master(std::str::from_utf8(rest).ok()?.split(' ').nth(1)?)
 }
 
+/// Returns the value of an integer element; -1 for a null.
+fn integer_of(element: &[u8]) -> i64 {
+    resp::integer(&element[1..element.len() - 2]).unwrap_or(-1)
+}
+
+/// Returns the value of an element that is a number, as an integer or as a bulk string.
+fn number_of(element: &[u8]) -> u64 {
+    let mut lines = element.split(|byte| *byte == b'\r');
+    let first = lines.next().and_then(|line| line.strip_prefix(b":"));
+    let text = first.or_else(|| lines.next().and_then(|line| line.strip_prefix(b"\n")));
+    text.and_then(resp::natural).unwrap_or(0)
+}
+
 /// Writes a packed page in the format of FEED.GET ... BINARY. Unavailable rows consist of
 /// [`MISSING`] bytes, and the first error follows.
-fn write_packed(
-    columns: &[(usize, usize)],
-    rows: &[&[u8]],
-    beyond: Option<&[u8]>,
-    out: &mut Vec<u8>,
-) {
-    let width: usize = columns.iter().map(|(counters, flags)| counters * 8 + flags).sum();
+fn write_packed(columns: &Columns, rows: &[&[u8]], beyond: Option<&[u8]>, out: &mut Vec<u8>) {
+    let views = columns.views.iter().map(|(counters, flags)| counters * 8 + flags);
+    let width = views.sum::<usize>() + columns.among_top.map_or(0, binary_bytes);
     let first_error = rows.iter().copied().find(|row| row.starts_with(b"-")).or(beyond);
     if first_error.is_some() {
         put_head(out, b'*', 2);
@@ -337,16 +355,24 @@ fn write_packed(
         let end = out.len() + width;
         // An error has no columns.
         let mut cells = elements(row).into_iter().flatten();
-        for (counters, flags) in columns {
+        for (counters, flags) in &columns.views {
             for cell in cells.by_ref().take(*counters) {
-                let value = resp::integer(&cell[1..cell.len() - 2]).unwrap_or(-1);
-                out.extend_from_slice(&value.to_le_bytes());
+                out.extend_from_slice(&integer_of(cell).to_le_bytes());
             }
             out.extend(cells.by_ref().take(*flags).map(|cell| match cell {
                 b":0\r\n" => 0,
                 b":1\r\n" => 1,
                 _ => MISSING,
             }));
+        }
+        if let (Some(_), Some(count), Some(members)) =
+            (columns.among_top, cells.next(), cells.next())
+        {
+            out.extend_from_slice(&integer_of(count).to_le_bytes());
+            for member in elements(members).into_iter().flatten() {
+                out.extend_from_slice(&number_of(member).to_le_bytes());
+            }
+            out.resize(end, 0);
         }
         out.resize(end, MISSING);
     }

@@ -314,7 +314,8 @@ pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now
     }
     // A key outside all spaces never changes.
     let packed = id_list::packed(spec, args);
-    Footprint::new(spec, args, engines).each(|at, touch| {
+    let footprint = Footprint::new(spec, args, engines);
+    let mut remember = |at, touch: Touch<'_>| {
         let spaces = match touch {
             Touch::Row(space, _) => Spaces::from_slice(&[space.number()]),
             Touch::Pair(space, ..) => Spaces::from_slice(&[space.number()]),
@@ -326,5 +327,7 @@ pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now
         let text = (packed == Some(at)).then(|| touch.id().to_string());
         let key = text.as_deref().map_or(args.at(at), str::as_bytes);
         node.tracking.remember(tracker, touch.id(), key, &spaces);
-    });
+    };
+    footprint.each(&mut remember);
+    footprint.among().into_iter().for_each(|among| among.each(&mut remember));
 }

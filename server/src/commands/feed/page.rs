@@ -2,6 +2,7 @@
 
 use crate::commands::call::{Call, action, id, view};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
+use crate::commands::feed::among;
 use crate::commands::flags::phantom::write_change;
 use crate::commands::items::FEW;
 use crate::commands::log_size;
@@ -11,8 +12,8 @@ use crate::session::scratch::{Asked, Scratch};
 use crate::session::suspend::Suspension;
 use dataset::cold::UnreadableIds;
 use dataset::engines::{Action, Page, View};
-use node::command::error::Printable;
-use node::command::error::{Refusal, refuse};
+use node::command::among::is_among;
+use node::command::error::{Printable, Refusal, refuse};
 use node::command::id_list::is_ids;
 use node::command::spec::{KeyArgs, NO_KEYS, Of, Outcome, READ, flag};
 use phantom::{Answer, BATCH, Change, Member};
@@ -24,7 +25,8 @@ const FEED: Group = Group::new("feed", "0.1.0", NO_KEYS);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     FEED.row("feed.get", -4, READ | flag::MAY_WRITE | flag::NAMED | flag::PER_ID | flag::PACKED,
-        "view viewer <IDS packed|id [id ...]> [BINARY] [EXACT] [MARK action]", Long(get),
+        "view viewer <IDS packed|id [id ...]> [BINARY] [EXACT] [MARK action] \
+         [AMONG flag [TOP count] <MEMBERS packed|OF space|member [member ...]>]", Long(get),
         "Returns for each id an array: the view's counters, then its flags for the viewer (1, 0, \
          or nil if the id is below the horizon). If the view joins other views (then), an entry \
          is several ids, post/author, and its array has the rows of all of them. BINARY returns \
@@ -37,7 +39,12 @@ pub(crate) const COMMANDS: &[Command] = &[
          must move exactly one counter; of an entry with several ids it applies to the first. An \
          id whose mark fails has the error in place of its row. If all marks fail (MISCONF: the \
          log cannot be written), the rows are complete and the error follows as an extra element; \
-         with BINARY the reply is then an array of the string and the first error.")
+         with BINARY the reply is then an array of the string and the first error. AMONG, which \
+         comes last, adds two elements to each row: how many of the members have set the flag on \
+         the id, and the first TOP (3) of them in the given order. It takes up to 2,000 members; \
+         MEMBERS takes one string of little-endian u64; OF takes the members of the viewer in a \
+         space with a ledger. If the space of the flag has a ledger, the result is exact. BINARY \
+         appends the count as i64, then TOP members as u64, of which unused ones are 0.")
         .keys(KeyArgs::ids_of(Of::View)).linear("ids"),
     FEED.row("feed.row", -4, READ | flag::NAMED, "key view viewer [EXACT]", Once(row),
         "Returns the row that FEED.GET returns for one id, given the key of its row: the view's \
@@ -132,16 +139,29 @@ fn write_page(
 ) -> Outcome {
     let (asked, ids) = (call.scratch.asked, call.scratch.ids.len());
     let is_whole = call.step == Step::Whole;
+    let friends = match asked.among {
+        None => None,
+        Some(at) => match among::find(call, at)? {
+            None => return Ok(()),
+            found => found,
+        },
+    };
     if items.start == 0 && ids > LARGE_PAGE_IDS && (asked.binary || is_whole) {
         check_length(call, view, asked.binary)?;
     }
     let Some(mut refused) = read(call, view, viewer, items.clone())? else { return Ok(()) };
+    if let Some(friends) = &friends {
+        refuse_rows(call, friends, &mut refused)?;
+    }
     if let Some(at) = asked.mark {
         let action = action(call.node.engines(), call.args.at(at))?;
         mark(call, action, viewer, &mut refused);
     }
     if asked.binary {
         pack_rows(call.scratch, view, &items);
+        if let Some(friends) = &friends {
+            extend_packed(&mut call.scratch.packed, friends);
+        }
         if items.end == ids {
             if !refused.is_empty() {
                 call.reply.array(2);
@@ -154,7 +174,10 @@ fn write_page(
         if items.start == 0 {
             call.begin_array(ids + beyond);
         }
-        write_rows(call, view, items.len() + beyond, &refused);
+        match &friends {
+            Some(friends) => write_extended(call, view, friends, &refused),
+            None => write_rows(call, view, items.len() + beyond, &refused),
+        }
     }
     if view.is_joined() && is_whole {
         // The reply also depends on the ids of joined views; see `visibility.rs`.
@@ -256,6 +279,9 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
                 ));
             }
             asked.packed = Some(at + 1);
+        } else if is_among(call.args, at) {
+            asked.among = Some(at);
+            break;
         } else {
             return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
         }
@@ -398,6 +424,71 @@ fn write_rows(call: &mut Call<'_>, view: &View, rows: usize, refused: &[(usize, 
         let at = refused.binary_search_by_key(&row, |(at, _)| *at).ok()?;
         Some(refused[at].1.text())
     });
+}
+
+/// Adds the rows whose AMONG elements could not be read to the refused ones. Fails if the reply
+/// would exceed the output limit, or if the page is binary.
+#[cold]
+fn refuse_rows(
+    call: &Call<'_>,
+    friends: &among::Rows,
+    refused: &mut Vec<(usize, Refusal)>,
+) -> Outcome {
+    if friends.bytes() > call.session.max_out_bytes {
+        return Err(too_long(call.session.max_out_bytes));
+    }
+    for (at, row) in friends.iter().enumerate() {
+        let Some(text) = row.strip_prefix(b"-").and_then(|text| text.strip_suffix(b"\r\n")) else {
+            continue;
+        };
+        let refusal = Refusal::new(text.to_vec());
+        if call.scratch.asked.binary {
+            return Err(refusal);
+        }
+        refused.push((at, refusal));
+    }
+    refused.sort_by_key(|(at, _)| *at);
+    refused.dedup_by_key(|(at, _)| *at);
+    Ok(())
+}
+
+/// Writes the rows read, each extended by the elements of AMONG.
+fn write_extended(
+    call: &mut Call<'_>,
+    view: &View,
+    friends: &among::Rows,
+    refused: &[(usize, Refusal)],
+) {
+    let Call { scratch, reply, .. } = call;
+    let pages = pages(scratch, view);
+    let width: usize = pages.clone().map(|page| page.counters() + page.flags()).sum();
+    let mut refused = refused.iter().peekable();
+    for (index, elements) in friends.iter().enumerate() {
+        if let Some((_, refusal)) = refused.next_if(|(at, _)| *at == index) {
+            reply.error(refusal.text());
+            continue;
+        }
+        reply.array(width + 2);
+        for page in pages.clone() {
+            (0..page.counters()).for_each(|column| reply.int(page.counter(index, column)));
+            for answer in page.flags_of(index) {
+                match known(answer) {
+                    Some(set) => reply.int(i64::from(set)),
+                    None => reply.null(),
+                }
+            }
+        }
+        reply.bytes().extend_from_slice(elements);
+    }
+    refused.for_each(|(_, refusal)| reply.error(refusal.text()));
+}
+
+/// Extends each packed row by the elements of AMONG.
+fn extend_packed(packed: &mut Vec<u8>, friends: &among::Rows) {
+    let rows = friends.iter().count();
+    let width = packed.len() / rows.max(1);
+    let extended = packed.chunks(width.max(1)).zip(friends.iter());
+    *packed = extended.flat_map(|(row, elements)| [row, elements]).flatten().copied().collect();
 }
 
 fn known(answer: Answer) -> Option<bool> {
