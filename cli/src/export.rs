@@ -1,4 +1,5 @@
-//! `tidemark export`: writes the rows of a counter space as CSV, as JSON lines, or into a Redis.
+//! `tidemark export`: writes the rows of a counter space as CSV, as JSON lines, or to a Redis
+//! server.
 //!
 //! `CNT.SCAN` lists the rows in memory and on disk while writes continue. A row that exists
 //! throughout the scan appears at least once. In a cluster, the export reads all masters. Flags

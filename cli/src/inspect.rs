@@ -103,7 +103,7 @@ fn differences(dir: &Path, file: &Path) -> Result<Vec<String>, String> {
     Ok(catalogue.completed(&options).differences(&options, &config.lists))
 }
 
-/// Checks the server's files that are not part of the store.
+/// Checks the files of the server that do not belong to the store.
 fn check_ours(dir: &Path, report: &mut Report) {
     let role =
         |role: Role| role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}"));
