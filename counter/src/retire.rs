@@ -23,7 +23,7 @@ impl Space {
     /// [`Space::maintain`] frees their memory. An `id` below the current horizon has no effect.
     pub fn retire_below(&self, id: u64) {
         if self.retirement.line.fetch_max(id, SeqCst) < id {
-            // Waits for writers that have not seen the new horizon.
+            // Wait for writers that have not seen the new horizon.
             self.ring.barrier(0, id - 1);
         }
     }
@@ -47,7 +47,7 @@ impl Space {
         let tables = self.ring.load();
         let oldest = tables.oldest();
         if oldest.drains().is_some() {
-            // The rewrite must finish first.
+            // The rewrite of this table must finish first.
             return false;
         }
         let (low, last) = (oldest.slot().low(), oldest.slot().last());
@@ -155,7 +155,7 @@ mod tests {
         assert!(!space.wants_maintenance());
     }
 
-    /// A space with few rows after a restart, whose ids are still outliers.
+    /// After a restart, the ids of a space with few rows are still outliers.
     #[test]
     fn a_space_that_has_hardly_begun_takes_no_retired_ids() {
         let space = space(0);
@@ -209,7 +209,7 @@ mod tests {
         );
     }
 
-    /// Ids in random order, so that rewrites and retirement overlap.
+    /// The ids arrive in random order, so that rewrites and retirement overlap.
     #[test]
     fn tables_that_are_rewritten_may_be_retired() {
         let schema = Schema::parse("a:8").unwrap();
