@@ -1,6 +1,6 @@
-//! Measures how long writes of stock clients fail during a planned SENTINEL FAILOVER and after kill
-//! -9. `tests/clients/outage.py` runs the other clients; this file contains the client that uses
-//! redis-rs.
+//! Measures how long writes of stock clients fail during a planned SENTINEL FAILOVER and after a
+//! `kill -9`. `tests/clients/outage.py` runs the other clients; this file contains the client that
+//! uses redis-rs.
 
 use redis::Commands;
 use redis::cluster::ClusterClient;

@@ -94,8 +94,8 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
     let (old, new) = (old_program(), harness::program());
     let folder = tempfile::tempdir().unwrap();
     let [a, b, fresh] = ["a", "b", "fresh"].map(|name| folder.path().join(name));
-    // 1. Step 1: the old version runs a master and its replica, with a snapshot and a log after the
-    //    snapshot.
+    // Step 1: the old version runs a master and its replica, with a snapshot and a log after the
+    // snapshot.
     let mut master = start(&old, &a, 0);
     let replica = start(&old, &b, 0);
     let ports = [master.port, replica.port];
@@ -115,7 +115,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         assert_eq!(refusal(&call(&mut master.client(), "SAVE")), "");
         assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
 
-        // 2. Step 2: the replica restarts with the new version on its old folder.
+        // Step 2: the replica restarts with the new version on its old folder.
         assert!(replica.terminate().success());
         let replica = start(new, &b, ports[1]);
         until("the replica is connected to the old master", || is_in_sync(&replica));
@@ -127,7 +127,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         assert_eq!(third.info("repl_full_syncs"), "1");
         third.kill();
 
-        // 3. Step 3: the nodes switch roles.
+        // Step 3: the nodes switch roles.
         *handed.lock().unwrap() = Some(Instant::now());
         let [from, to] = [ports[0].to_string(), format!("127.0.0.1:{}", ports[1])];
         let done = tidemark(&["upgrade", "-p", &from, "--to", &to, "--timeout", "10"]);
@@ -148,7 +148,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
             }
         );
 
-        // 4. Step 4: the old master restarts with the new version on its folder.
+        // Step 4: the old master restarts with the new version on its folder.
         master.sigterm();
         assert!(master.child.wait().unwrap().success());
         let master = start(new, &a, ports[0]);

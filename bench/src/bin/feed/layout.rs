@@ -7,8 +7,7 @@
 //! | `stock` | the same | the same | 20 HMGET and 2 PH.EXISTS: an unmodified Redis client |
 //! | `hash` | a hash of four fields | two sets of post ids | 20 HMGET and 2 SMISMEMBER |
 //! | `string` | four strings | the same | one MGET of 80 keys and 2 SMISMEMBER |
-//! | `bucket` | one hash per 100 posts, four fields per post | the same | 20 HMGET and 2 SMISMEMBER
-//! |
+//! | `bucket` | a hash per 100 posts, four fields per post | the same | 20 HMGET, 2 SMISMEMBER |
 //! | `bloom` | same as `hash` | two Bloom filters (0.01 %) | 20 HMGET and 2 BF.MEXISTS |
 
 use crate::data::{self, Counts, Data, FIELDS, Page};
