@@ -61,8 +61,8 @@ pub fn posts(seed: u64, count: usize) -> Vec<Post> {
 }
 
 fn counts(rng: &mut fastrand::Rng) -> [u64; 4] {
-    // A post with many likes also has many reads, so all counts share one draw for its popularity.
-    // Each count also varies independently.
+    // A post with many likes also has many reads, so all counts share one random factor for the
+    // popularity of the post. Each count also varies independently.
     let fame = normal(rng);
     let mut draw = |mean: f64, sigma: f64, own: f64| {
         let z = fame * (1.0 - own * own).sqrt() + own * normal(rng);

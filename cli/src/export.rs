@@ -72,8 +72,8 @@ enum Target {
     Redis(BlockingConnection, Pattern),
 }
 
-/// Temporary file in the folder of the output file. It replaces the output file when it is
-/// complete.
+/// Temporary file in the folder of the output file. When the temporary file is complete, it
+/// replaces the output file.
 struct PartialFile {
     path: PathBuf,
     to: PathBuf,

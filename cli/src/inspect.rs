@@ -115,7 +115,7 @@ fn check_ours(dir: &Path, report: &mut Report) {
     note(report, file::NAME, StoredState::read(dir).map(|read| read.map(cluster)));
 }
 
-/// Adds a finding about a file, if it exists.
+/// Adds a finding about a file, if the file exists.
 fn note(report: &mut Report, name: &str, read: io::Result<Option<String>>) {
     report.findings.retain(|finding| finding.file != name);
     let (severity, text) = match read {

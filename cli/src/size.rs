@@ -67,10 +67,10 @@ pub struct SizeArgs {
     /// Days that counters are kept.
     #[arg(long, value_name = "DAYS", default_value_t = 365.0, value_parser = amount)]
     pub retention_days: f64,
-    /// Days that counters stay in memory. Older ones are on disk.
+    /// Days that counters stay in memory. Older counters are on disk.
     #[arg(long, value_name = "DAYS", default_value_t = 7.0, value_parser = amount)]
     pub memory_days: f64,
-    /// Days that the filters of likes stay in memory. Older ones are on disk.
+    /// Days that the filters of likes stay in memory. Older filters are on disk.
     #[arg(long, value_name = "DAYS", default_value_t = 7.0, value_parser = amount)]
     pub like_days: f64,
     /// Days that read marks are kept.

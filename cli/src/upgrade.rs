@@ -23,7 +23,7 @@ Examples:
 pub(super) struct UpgradeArgs {
     #[command(flatten)]
     master: ConnectArgs,
-    /// Replica that becomes the master. Default: the one with the smallest lag.
+    /// Replica that becomes the master. Default: the replica with the smallest lag.
     #[arg(long, value_name = "HOST:PORT")]
     to: Option<String>,
     /// Timeout of each step in seconds.

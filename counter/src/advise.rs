@@ -331,7 +331,7 @@ mod tests {
         let mut d = Distribution::EMPTY;
         [0, 1, 2, 3, 254, 255, -1, i64::MAX].into_iter().for_each(|v| d.note(v));
         // One bit holds only 0, eight bits up to 254, 63 bits all but the largest value, and 64
-        // bits all but the negative one.
+        // bits all but the negative value.
         assert_eq!([1, 2, 8, 9, 63, 64].map(|w| d.wider_values(w)), [7, 5, 3, 2, 2, 1]);
         assert_eq!(d.wide_values, 2);
     }

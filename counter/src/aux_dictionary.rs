@@ -313,7 +313,7 @@ impl Shard<'_> {
         if outside {
             self.aux.outside.fetch_sub(1, Relaxed);
         }
-        // If the next word was never used, no search continues past this one (A1).
+        // If the next word was never used, no search continues past this word (A1).
         let len = array.words.len();
         let mut at = at;
         if array.words[(at + 1) % len].load(Relaxed) == UNUSED {

@@ -6,9 +6,9 @@
 //!   Loader::install                 publishes all tables as the ring, then puts the outliers
 //! ```
 //!
-//! A private table needs no stripe, bucket lock or atomic count. It has its final size, so nothing
-//! is rewritten. Rows wait in a short queue while their buckets are prefetched, so [`QUEUE`] rows
-//! share one memory stall.
+//! A private table needs no stripe, bucket lock or atomic count. The table has its final size, so
+//! nothing is rewritten. Rows wait in a short queue while their buckets are prefetched, so
+//! [`QUEUE`] rows share one memory stall.
 //!
 //! Most rows fit in one word and are stored by [`Table::fill`]. A row uses the regular write path
 //! if a value does not fit its field, if the id occurs twice, or if all probed buckets are full.
@@ -120,8 +120,8 @@ impl LoadHead {
 }
 
 impl Space {
-    /// Encodes the head for [`Space::loader`]. Call it after reading the rows, so that rows written
-    /// concurrently are not above the frontier.
+    /// Encodes the head for [`Space::loader`]. Must be called after the rows were read, so that
+    /// rows written concurrently are not above the frontier.
     pub fn encode_head(&self) -> Vec<u8> {
         let tables = self.ring.load();
         let (slot, table) = (tables.newest().slot(), tables.newest().table());

@@ -10,7 +10,7 @@
 //!
 //! A row in a table is newer than the same row in the backend. The tables of a spilled range are
 //! the *overlay* of its file: rows changed since the spill. Spilling such a range again merges the
-//! two.
+//! overlay with the file.
 //!
 //! Invariants:
 //! - **D1** A row leaves a table only under its stripe, and only after the backend can return it. A
@@ -198,8 +198,8 @@ impl Space {
         self.read().get_batch_in_memory(ids, rows, found);
     }
 
-    /// Removes the tombstones that the spill applied. Call it once the backend reads from the new
-    /// file.
+    /// Removes the tombstones that the spill applied. Must be called once the backend reads from
+    /// the new file.
     pub fn remove_tombstones(&self, spill: &Spill) {
         self.tombstones.remove(spill.low, spill.last, spill.epoch);
     }

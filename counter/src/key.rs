@@ -1,8 +1,8 @@
 //! Maps ids to buckets, so that a slot stores only part of the id.
 //!
 //! A table covers ids starting at `base`. The offset of an id is split into `hi`, a digit of radix
-//! `buckets`, and `lo`, the low `bits` binary digits. Two Feistel rounds mix the halves; each round
-//! is undone with the other half:
+//! `buckets`, and `lo`, the low `bits` binary digits. Two Feistel rounds mix the halves. Each round
+//! can be inverted with the half that it leaves unchanged:
 //!
 //! ```text
 //!   offset = hi * 2^bits + lo

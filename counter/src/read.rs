@@ -99,7 +99,7 @@ impl<'a> Read<'a> {
         self.read_in_memory(id, |_| ()).is_some()
     }
 
-    /// Whether a row may be in the cold backend. Call it after a miss in memory (D1).
+    /// Whether a row may be in the cold backend. Must be called after a miss in memory (D1).
     #[inline(always)]
     pub(crate) fn may_be_cold(&self, id: u64) -> bool {
         id < self.space.cold_end()

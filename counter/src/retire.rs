@@ -1,8 +1,8 @@
 //! Retirement: ids below the *horizon* have no rows and accept none.
 //!
-//! The horizon takes effect immediately, because readers and writers compare ids with it. It never
-//! decreases. Background steps free the memory: tables entirely below the horizon leave the ring,
-//! and rows below it are deleted from the table that contains it.
+//! The horizon takes effect immediately, because readers and writers compare ids with it. The
+//! horizon never decreases. Background steps free the memory: tables entirely below the horizon
+//! leave the ring, and rows below it are deleted from the table that contains it.
 
 use crate::rewrite_state::Rewrite;
 use crate::space::Space;
@@ -88,8 +88,8 @@ impl Space {
 
     /// Removes the oldest table from the ring.
     fn recycle(&self) -> bool {
-        // Opening a table above the newest must not race with this: the newest may be the only
-        // table left.
+        // Opening a table above the newest must not race with this removal, because the newest
+        // table may be the only one left.
         let _rolling = self.rolling.lock();
         let oldest = self.ring.recycle();
         let slot = oldest.map(rolling::Entry::into_slot);

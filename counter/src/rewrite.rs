@@ -538,7 +538,7 @@ impl Space {
             return Ok(false);
         }
         if old.rows() > 0 {
-            // A writer is still changing a row, or failed to move one.
+            // A writer is still changing a row, or failed to move a row.
             rewrite.next_bucket = 0;
             return Ok(false);
         }
@@ -619,8 +619,8 @@ mod tests {
         assert!(found.iter().all(|f| *f) && values.chunks(2).all(|row| row[0] >= 1));
     }
 
-    /// A rewrite must not replace the newest table by one with a shorter span during a rollover.
-    /// Ids between the two spans would have no table, and their writers would loop.
+    /// During a rollover, a rewrite must not replace the newest table by a table with a shorter
+    /// span. Ids between the two spans would have no table, and their writers would loop.
     #[test]
     fn newest_table_is_not_replaced_during_a_roll() {
         let space = Space::new(Options::new(Schema::parse("a:12").unwrap())).unwrap();

@@ -93,7 +93,7 @@ pub struct OutlierRange {
 }
 
 impl Space {
-    /// Returns statistics of all tables, oldest first. Samples some hundred buckets per table.
+    /// Returns statistics of all tables, oldest first. Samples a few hundred buckets per table.
     pub fn tables(&self) -> Vec<TableStats> {
         let mut tables = self.ring.load_full();
         let mut stats = stats_of(&tables);

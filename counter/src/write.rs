@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Number of writes after which a space opens its first range even for fewer than 64 ids.
 const FIRST_RANGE_WRITES: usize = 4096;
-/// Maximum number of outliers that a writer moves into tables itself. If there are more,
+/// Maximum number of outliers that a writer moves into tables itself. If there are more outliers,
 /// [`Space::maintain`] moves them.
 const MAX_MOVED_BY_WRITER: usize = 8192;
 /// Maximum number of outliers that a writer moves when its write would otherwise fail. Moving them
@@ -62,7 +62,7 @@ impl From<Error> for TableWriteError {
     }
 }
 
-/// Returns each changed field once, with its final value. `sums` has one value per change.
+/// Returns each changed field once, with its final value. `sums` contains one value per change.
 fn last_of_each<'a>(
     changes: &'a [Change],
     sums: &'a [i64],
@@ -303,7 +303,8 @@ impl Space {
     }
 
     /// Writes for a client. `inside` performs the write in a table; `ahead` returns the new cells
-    /// of an outlier row. Both receive `state` and may run several times; only the last run counts.
+    /// of an outlier row. Both receive `state` and may run several times; only the result of the
+    /// last run is used.
     fn write<S>(
         &self,
         id: u64,
@@ -368,7 +369,7 @@ impl Space {
         })
     }
 
-    /// Refuses a new outlier if the existing ones use too much memory: half of the limit, or a
+    /// Refuses a new outlier if the existing outliers use too much memory: half of the limit, or a
     /// quarter for ids that no table can take. An id below [`UPPER_HALF_START`] is always accepted
     /// while the outliers below [`UPPER_HALF_START`] use at most a quarter, since the limit may
     /// have been lowered. The remaining memory suffices for a new range.
@@ -548,7 +549,7 @@ impl Space {
         }
     }
 
-    /// Opens a table above the full one that starts at `low`.
+    /// Opens a table above the full table that starts at `low`.
     fn roll_full(&self, low: u64) -> Result<(), Error> {
         let Some(_rolling) = self.rolling.try_lock() else { return Ok(()) };
         self.open_above(low, None)
@@ -577,8 +578,8 @@ impl Space {
         self.open_above(low, Some(id))
     }
 
-    /// Opens a table above the one that starts at `low`, within its range. The caller holds
-    /// `rolling`.
+    /// Opens a table above the table that starts at `low`, within the range of that table. The
+    /// caller holds `rolling`.
     fn open_above(&self, low: u64, id: Option<u64>) -> Result<(), Error> {
         let tables = self.ring.load();
         let Some(entry) = tables.find(low).filter(|entry| entry.slot().low() == low) else {

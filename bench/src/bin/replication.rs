@@ -10,9 +10,9 @@
 //! ```
 //!
 //! In `sync` the replica runs with idle priority (`chrt --idle`), because a replica on another
-//! machine would not use the master's CPU. With `--beside` it runs at normal priority. A page is
-//! `FEED.GET` of 32 posts in Tidemark, and 32 pipelined HMGET in Redis, without flags. A like is
-//! one HINCRBY in both.
+//! machine would not use the master's CPU. With `--beside`, the replica runs at normal priority. A
+//! page is `FEED.GET` of 32 posts in Tidemark, and 32 pipelined HMGET in Redis, without flags. A
+//! like is one HINCRBY in both.
 
 use clap::{Parser, Subcommand};
 use node::client::Client;

@@ -24,7 +24,8 @@ struct Arguments {
     /// Numbers of entries to measure, separated by commas; each is loaded as posts and as flags
     #[arg(long, value_delimiter = ',', default_values_t = [1_000_000, 10_000_000, 100_000_000])]
     entries: Vec<u64>,
-    /// Largest size to load into Redis; larger ones use its bytes per entry
+    /// Largest number of entries to load into Redis; larger numbers use the bytes per entry of this
+    /// one
     #[arg(long, default_value_t = 10_000_000)]
     redis_up_to: u64,
     /// Number of entries for which the size is computed instead of measured

@@ -43,7 +43,7 @@ impl Default for Cursor {
 }
 
 impl AllRows {
-    /// Connects to all servers that have rows. Also returns the spaces of the first one.
+    /// Connects to all servers that have rows. Also returns the spaces of the first server.
     pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(AllRows, Spaces)> {
         let (remote, spaces) = Spaces::open(connect)?;
         let servers = match spaces.cluster {

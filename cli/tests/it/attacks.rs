@@ -650,7 +650,7 @@ fn connections_are_killed_in_any_state() {
             })
             .collect();
         // In every second round, the test does not wait until all connections are accepted. CLIENT
-        // KILL then misses some of them.
+        // KILL then misses some of the connections.
         let all_have_come = round % 2 == 0;
         if all_have_come {
             std::thread::sleep(Duration::from_millis(100));

@@ -498,7 +498,7 @@ fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
     assert_eq!(mine, theirs);
 }
 
-/// Scheduled backups with retention: the newest backups remain, and so do all manual ones.
+/// Scheduled backups with retention: the newest backups remain, and so do all manual backups.
 #[test]
 fn backups_are_made_by_a_timetable_and_old_ones_removed() {
     let folder = tempfile::tempdir().unwrap();

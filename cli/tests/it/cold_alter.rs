@@ -87,8 +87,8 @@ fn is_sound(dir: &Path) {
     assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stdout));
 }
 
-/// The server is killed after an ALTER and a spill, before any snapshot. It must start with all
-/// rows. A replica with the same memory limit must be able to copy all rows.
+/// The server is killed after an ALTER and a spill, before any snapshot. The server must start with
+/// all rows. A replica with the same memory limit must be able to copy all rows.
 #[test]
 fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     let (rounds, seed) = rounds(3);
@@ -157,9 +157,9 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     assert!(program.terminate().success());
 }
 
-/// Each ALTER splits small tables, and each spill empties some. A space with a small limit must
-/// still accept rows. `small_neighbours_become_one_table` in `counter/src/rewrite.rs` tests how
-/// small tables are joined.
+/// Each ALTER splits small tables, and each spill empties some tables. A space with a small limit
+/// must still accept rows. `small_neighbours_become_one_table` in `counter/src/rewrite.rs` tests
+/// how small tables are joined.
 #[test]
 fn a_small_space_takes_rows_after_many_alters() {
     let folder = tempfile::tempdir().unwrap();

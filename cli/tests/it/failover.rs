@@ -84,8 +84,8 @@ fn any_node_answers_for_all_shards_and_each_like_counts_once() {
     play("pages.py", &["--shards", "3"]);
 }
 
-/// `tidemark cluster` splits a shard, and moves another one back and forth, while nodes and
-/// commands are killed.
+/// `tidemark cluster` splits a shard, and moves another shard back and forth, while the test kills
+/// nodes and commands.
 #[test]
 fn a_shard_is_split_and_moved_and_no_slot_has_two_masters() {
     let kills = seeds::rounds(1).to_string();

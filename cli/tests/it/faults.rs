@@ -116,15 +116,15 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
         let Some(program) = with_failing(system_call, error, &when, folder.path(), "always") else {
             return;
         };
-        // On a busy machine, it may take seconds until the failing call.
+        // On a busy machine, the call that fails may come only after several seconds.
         let at_most = Duration::from_secs(if lasts == Some(0) { 3 } else { 15 });
         let (mut likes, refused) = like_from_two(program.port, 10, at_most);
         eprintln!("{what}: {} acknowledged, {refused} refused", acknowledged(&likes));
         check(program.port, &likes);
         let mut client = program.client();
         match lasts {
-            // A new segment stores the data that the failed one may have lost, without an error for
-            // clients.
+            // A new segment stores the data that the failed segment may have lost, without an error
+            // for clients.
             Some(0) => assert_eq!(refused, 0, "{what}"),
             Some(_) => assert!(refused >= 1, "{what}"),
             None => {
@@ -418,7 +418,7 @@ fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
         let mut client = node.client();
         assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODEID", &ids[at]]), ok);
         assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODES", &now, "3"]), ok);
-        // Like posts of both shards.
+        // Send likes for posts of both shards.
         for id in 1000..1040 {
             ask(&mut client, &["FEED.ACT", "like", "7", &id.to_string()]);
         }
@@ -493,8 +493,8 @@ fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     check(Program::start(folder.path(), "always").port, &likes);
 }
 
-/// `tidemark check` on the folder of a server that publishes new manifests and deletes the files of
-/// old ones.
+/// Runs `tidemark check` on the folder of a server that publishes new manifests and deletes the
+/// files of old manifests.
 #[test]
 fn a_folder_in_use_is_not_called_damaged() {
     let folder = tempfile::tempdir().unwrap();

@@ -351,7 +351,8 @@ fn fine(client: &mut Client) {
     (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
 }
 
-/// Takes two snapshots without changes between them. The second one reuses the files of the first.
+/// Takes two snapshots without changes between them. The second snapshot reuses the files of the
+/// first.
 fn save_twice(client: &mut Client, dir: &Path) {
     assert_eq!(refusal(&call(client, "SAVE")), "");
     let first = snapshots(dir);

@@ -1,6 +1,6 @@
 //! Kills the real binary (SIGKILL) during a mix of changes and snapshots. Each atomic change is
-//! either completely present or completely absent. All acknowledged changes are present with
-//! `always`, and those older than a second with `everysec`.
+//! either completely present or completely absent. With `always`, all acknowledged changes are
+//! present. With `everysec`, all acknowledged changes that are older than a second are present.
 //!
 //! Each *actor* sends numbered changes one after another. The state after a start shows which
 //! change was applied last. `TIDEMARK_RUNS` (default 6; 200 before a release) sets the number of
@@ -280,7 +280,7 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
 
 /// Number of fields of a row. A change of any field takes about 600 bytes in the log.
 const WIDE: usize = 60;
-/// Rows per client. The changes of all rows of one client fit into a batch, but those of both
+/// Rows per client. The changes of all rows of one client fit into a batch, but the changes of both
 /// clients do not.
 const ROWS: u64 = 58_000;
 

@@ -2,9 +2,9 @@
 //! follows the old master and takes over under load. The old node then becomes its replica, with
 //! the new version.
 //!
-//! `TIDEMARK_OLD` names the old binary: `cargo xtask upgrade` builds it from a commit. Without it,
-//! both nodes run this build. The test then covers the procedure, but no difference between
-//! versions.
+//! `TIDEMARK_OLD` names the old binary: `cargo xtask upgrade` builds it from a commit. Without
+//! `TIDEMARK_OLD`, both nodes run this build. The test then covers the procedure, but no difference
+//! between versions.
 
 use harness::program::{
     FIRST, Likes, POSTS, Program, acknowledged, call, check, refusal, text, tidemark, until,
@@ -204,8 +204,8 @@ fn check_quietly(port: u16, likes: &Likes) -> Option<std::collections::BTreeMap<
     posts.into_iter().map(count).collect()
 }
 
-/// Starts the old version on a folder of the new one. The old version must either find all data, or
-/// refuse the folder with an error that names a file, and change nothing.
+/// Starts the old version on a folder of the new version. The old version must either find all
+/// data, or refuse the folder with an error that names a file, and change nothing.
 fn goes_back(old: &Path, dir: &Path, likes: &Likes) {
     let files = || {
         let mut all: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
@@ -216,7 +216,7 @@ fn goes_back(old: &Path, dir: &Path, likes: &Likes) {
     let before = files();
     match Program::start_other(old, dir, &["--fsync", "always"]) {
         Ok(program) => {
-            // The node keeps its role. It may wait for its replica, but serves reads.
+            // The node keeps its role. The node may wait for its replica, but serves reads.
             check(program.port, likes);
             eprintln!("the old program reads the folder of the new one");
         }

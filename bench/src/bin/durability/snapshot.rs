@@ -3,8 +3,8 @@
 //! Each round has three phases with the same load: no other activity, a snapshot, and `dd`. `dd`
 //! writes as many bytes as the snapshot to the same disk, with a sync every 2 MiB. Server, clients
 //! and `dd` share the processors. The latency during `dd` therefore shows the effect of any process
-//! that writes at this rate on this machine. Redis is measured the same way with BGSAVE. Its pages
-//! contain only counters.
+//! that writes at this rate on this machine. Redis is measured the same way with BGSAVE. Redis's
+//! pages contain only counters.
 
 use crate::{Args, Like, Size, like_redis, like_tidemark, recovery};
 use node::client::Client;

@@ -326,8 +326,8 @@ impl Bench {
         round: usize,
     ) -> io::Result<()> {
         let bytes = self.pool(0, 20, PostDistribution::Uniform)?.bytes();
-        // Request and reply together have as many bytes as those of the page, including protocol
-        // overhead.
+        // Request and reply together have as many bytes as the request and the reply of a page,
+        // including protocol overhead.
         let text = "x".repeat(((bytes.0 + bytes.1 - 40.0) / 2.0) as usize);
         let mut request = Vec::new();
         let reply = if what == "ping" {

@@ -35,7 +35,7 @@ impl Sample {
     }
 }
 
-/// One server and layout under one load.
+/// Measurements of one server and layout under one load.
 pub(crate) struct Cell {
     pub(crate) subject: String,
     /// `read`, `90/10`, `ping` or `echo`.

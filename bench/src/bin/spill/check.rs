@@ -93,7 +93,7 @@ fn pages_of(
 /// ends at the first request whose rows are all absent. Returns the number of complete rows.
 pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<u64> {
     let mut client = node.client()?;
-    // Count complete pages up to the first one that differs.
+    // Count complete pages up to the first page that differs.
     let mut whole = from;
     pages_of(node, all, from..to, 0, 1, |link, first, text| {
         let same = link.differs(text)?.is_none();

@@ -61,7 +61,8 @@ impl Drop for Disk<'_> {
     }
 }
 
-/// Sets rows `from..to` until one is refused. Returns the number of the refused row, and the error.
+/// Sets rows `from..to` until the server refuses a row. Returns the number of the refused row, and
+/// the error.
 fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<String>)> {
     use redis_protocol::resp2::types::OwnedFrame::Error;
     let mut client = node.client()?;

@@ -1,4 +1,4 @@
-//! Latency of hot pages while other clients request cold ones.
+//! Measures the latency of hot pages while other clients request cold pages.
 
 use crate::node::Node;
 use crate::rows::{Rows, SPACE, id, reply, request};

@@ -14,7 +14,7 @@
 //!     a disk that fills up during a spill and during a merge (a tmpfs: as root)
 //! ```
 //!
-//! `fill` on an existing folder checks its rows and continues to load. `fill` does not remove the
+//! If the folder exists, `fill` checks its rows and continues to load. `fill` does not remove the
 //! folder, because `reads` and `hot` use its data. The process exits with an error if a check
 //! fails.
 

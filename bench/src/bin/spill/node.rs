@@ -309,7 +309,7 @@ pub(crate) fn proc_of(process: u32, file: &str, name: &str) -> f64 {
     line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(f64::NAN)
 }
 
-/// A connection that compares replies with expected ones.
+/// A connection that compares replies with expected replies.
 pub(crate) struct CheckedConnection {
     stream: TcpStream,
     buffer: Vec<u8>,

@@ -3,9 +3,9 @@
 //!
 //! The simulation uses the real command ([`move_slots`]), hand-over steps
 //! ([`node::cluster::handover`]), topologies with their rules ([`node::cluster::Cluster`]) and
-//! topology files. It replaces the network, the clock (tokio's, paused), the log (a list of writes)
-//! and replication. A simulated node can be killed at each point where the real node waits for its
-//! disk.
+//! topology files. The simulation replaces the network, the clock (tokio's, paused), the log (a
+//! list of writes) and replication. A simulated node can be killed at each point where the real
+//! node waits for its disk.
 //!
 //! Invariants:
 //!
@@ -18,7 +18,7 @@
 //!   a command have each created a topology with the same version, and an operator must choose one
 //!   of the two.
 //!
-//! `cargo xtask sim split --runs 100000` runs more seeds; `--seed 7` replays one.
+//! `cargo xtask sim split --runs 100000` runs more seeds; `--seed 7` replays a single seed.
 
 mod operator;
 mod process;

@@ -28,7 +28,7 @@ use node::runtime::glob;
 pub(crate) enum Container {
     /// A hash with the counters of a row.
     Hash,
-    /// A string with one counter, or with several packed ones.
+    /// A string with one counter, or with several packed counters.
     String,
     Set,
     /// A bitmap of members that are small numbers.
@@ -93,7 +93,7 @@ pub(super) struct DelegatedCounter {
     pub(super) text: Option<String>,
 }
 
-/// Maximum number of shards of a counter. A change of one shard reads all of them.
+/// Maximum number of shards of a counter. When one shard changes, the import reads all shards.
 const MAX_SHARDS: usize = 256;
 
 /// Ids whose counters in a changed key may have been removed.

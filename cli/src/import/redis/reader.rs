@@ -1,4 +1,4 @@
-//! Reads the keys of the layouts from a Redis: by SCAN, or by name.
+//! Reads the keys that the layouts describe from the source Redis, by SCAN or by name.
 
 use super::follow::{ChangedKey, check_setting};
 use super::items::{Item, Read};

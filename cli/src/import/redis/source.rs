@@ -200,7 +200,7 @@ impl BlockingConnection {
     pub(crate) fn message(&mut self, patience: Duration) -> io::Result<Option<OwnedFrame>> {
         let link = &mut self.link;
         let next = async { tokio::time::timeout(patience, link.next()).await };
-        // A timeout loses no partial message, because the link keeps it.
+        // A timeout does not lose a partial message, because the link buffers the received part.
         self.runtime.block_on(next).ok().transpose()
     }
 

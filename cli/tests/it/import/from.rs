@@ -381,7 +381,7 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
         assert_eq!(ask(&program, &format!("SISMEMBER liked:5 {member}")), is_set, "{member}");
     }
 
-    // The import does not mistake a source without notifications for an idle one.
+    // The import does not mistake a source without notifications for an idle source.
     let child = start(&["--until-idle", "600"]);
     redis.listens();
     redis.run(&["CONFIG SET notify-keyspace-events "]);

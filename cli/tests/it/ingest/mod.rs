@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const FIRST: u64 = 3_631_614_501_919_378;
-/// Number of rows. It is a multiple of the number of partitions, because the row determines the
+/// Number of rows. `ROWS` is a multiple of the number of partitions, because the row determines the
 /// partition.
 const ROWS: u64 = 3000;
 const MEMBERS: u64 = 400;

@@ -343,8 +343,8 @@ fn full_sync_survives_slow_verification_of_staged_files() {
     }
 }
 
-/// The reason that a master gives for refusing a replica may be long and contain line breaks. It
-/// must not inject lines into INFO.
+/// The reason that a master gives for refusing a replica may be long and contain line breaks. The
+/// text must not inject lines into INFO.
 #[test]
 fn what_a_master_says_is_one_line_of_info() {
     const FORGED: &str = "no\r\nrole:master\nrole:master\u{85}role:master\u{2028}role:master\r\n";
