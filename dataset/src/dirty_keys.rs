@@ -105,13 +105,13 @@ impl Mark {
         fits.then_some(Mark { what: self.what | u64::from(counters) << COUNTERS_SHIFT, ..self })
     }
 
-    /// Creates the mark of a token used on this row. The row needs its own mark.
+    /// Creates the mark of a token used on this row. The row needs a separate mark.
     pub fn token(space: u32, id: u64, hash: u128) -> Mark {
         Mark::new(TOKEN, space, id, [(hash >> 64) as u64, hash as u64])
     }
 
-    /// Creates the mark of a changed offset. It is in the catalogue's stripe, like the changes of
-    /// the offset's events.
+    /// Creates the mark of a changed offset. The mark belongs to the catalogue's stripe, which the
+    /// writer locks together with the stripes of the events' ids.
     pub fn offset(number: u32) -> Mark {
         Mark::new(OFFSET, 0, 0, [number.into(), 0])
     }

@@ -28,8 +28,8 @@ pub(crate) type Key = (u64, u128);
 /// Values of a row. Up to [`INLINE`] values are stored inline, so that the cache counts their
 /// bytes.
 pub(crate) type Values = SmallVec<[i64; INLINE]>;
-/// Result of a lookup in a file: the values of a row, or `None` if it does not exist. For a pair
-/// that is set the list is empty.
+/// Result of a lookup in a file: the values of a row, or `None` if the row does not exist. For a
+/// pair that is set the list of values is empty.
 pub(crate) type Row = Option<Values>;
 /// A row, or the error message of the read.
 pub(crate) type Read = Result<Row, Arc<str>>;
@@ -65,7 +65,8 @@ pub struct ColdStats {
     pub reads_in_place: AtomicU64,
     /// Total latency of reads in nanoseconds.
     pub read_ns: AtomicU64,
-    /// Reads by duration: class n counts reads shorter than 2^n microseconds.
+    /// Histogram of read latencies: bucket n counts reads shorter than 2^n microseconds that are
+    /// not in a lower bucket.
     pub(crate) slower: [AtomicU64; 24],
     /// Failed reads other than checksum errors.
     pub errors: AtomicU64,
@@ -106,7 +107,8 @@ impl ColdStats {
         self.slower[class].fetch_add(1, Relaxed);
     }
 
-    /// Numbers of reads shorter than 2^n microseconds. The last number includes all others.
+    /// Returns the histogram of read latencies. Bucket n counts reads shorter than 2^n microseconds
+    /// that are not in a lower bucket. The last bucket also counts all longer reads.
     pub fn reads_by_us(&self) -> Vec<u64> {
         self.slower.iter().map(|n| n.load(Relaxed)).collect()
     }
@@ -266,7 +268,7 @@ mod tests {
         assert!(taken <= BYTES && taken > BYTES / 2, "{taken} of {BYTES}");
     }
 
-    /// Skewed requests: 95 % are for 1 % of the ids. The popular ids drift.
+    /// Skewed requests: 95 % of them are for 1 % of the ids. The set of popular ids drifts.
     struct Traffic {
         random: fastrand::Rng,
         asked: u64,
@@ -278,7 +280,7 @@ mod tests {
         /// Number of requests after which the next id becomes the most popular one.
         const DRIFT: u64 = 50;
 
-        /// Bounded Pareto, by inversion.
+        /// Samples a bounded Pareto distribution by inversion.
         fn next(&mut self) -> u64 {
             self.asked += 1;
             let power = 1.0 - Self::EXPONENT;

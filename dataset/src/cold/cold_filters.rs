@@ -102,8 +102,8 @@ impl ColdPairs {
         self.files.store(Arc::new(files));
     }
 
-    /// Adds the read that a lookup of the pair needs. Returns false if no read is needed, because
-    /// the pair is in memory, pinned or cached.
+    /// Adds to `fetching` the read that a lookup of the pair needs. Returns false if no read is
+    /// needed, because the pair is in memory, pinned or cached.
     pub fn ask(
         &self,
         space: &phantom::Space,

@@ -82,9 +82,9 @@ struct Job {
 }
 
 enum ReadJob {
-    /// Rows of one block.
+    /// Read of the requested rows of one block.
     Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
-    /// A pair: one page of each filter of the table.
+    /// Read of a pair: one page of each filter of the table.
     Pair { file: Arc<PairFile>, pair: Pair },
     /// Lookup in a ledger.
     LedgerLookup(Lookup),
@@ -122,7 +122,7 @@ struct Queue {
 #[derive(Default)]
 struct JobQueue {
     turns: VecDeque<PendingJobs>,
-    /// Queue length that triggers the next purge: twice the length after the last one.
+    /// Queue length that triggers the next purge: twice the length after the last purge.
     most: usize,
     closed: bool,
 }
@@ -142,7 +142,8 @@ impl JobQueue {
     }
 
     /// Returns the next job. Moves cancelled batches to `left`. The caller must release the lock
-    /// before it drops them: the last batch may own [`Cold`], whose drop acquires the lock.
+    /// before it drops these batches: the last batch may own [`Cold`], whose drop acquires the
+    /// lock.
     fn next(&mut self, left: &mut Vec<PendingJobs>) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
@@ -348,8 +349,8 @@ impl Cold {
         Arc::new(Cold { cache, reads: Reads::new(threads), trouble: Mutex::default() })
     }
 
-    /// The cache without the threads. Files refer only to the cache, so that they do not keep the
-    /// threads alive.
+    /// Returns the cache without the threads. Files hold a reference only to the cache, so that
+    /// they do not keep the threads alive.
     pub(crate) fn cache(&self) -> &Arc<ColdCache> {
         &self.cache
     }

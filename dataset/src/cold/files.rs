@@ -270,8 +270,8 @@ impl ColdSpace {
         Ok(())
     }
 
-    /// Adds the read that a command on `id` needs, unless the row is pinned or cached. The row must
-    /// not be in memory.
+    /// Adds to `fetching` the read that a command on `id` needs, unless the row is pinned or
+    /// cached. The row must not be in memory.
     pub fn ask(&self, id: u64, fetching: &mut ColdReads) {
         let files = self.files.load();
         let Some(place) = files.find(id) else { return };

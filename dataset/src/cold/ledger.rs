@@ -55,7 +55,7 @@ pub struct PairLedger {
     pub figures: LedgerFigures,
     /// Progress of filter rebuilds from the ledger.
     pub rebuilds: Rebuilds,
-    /// Contains all ids if the last trim skipped a damaged range.
+    /// Quarantined id ranges. Contains all ids if the last trim skipped a damaged range.
     pub(crate) damaged: Quarantine,
 }
 
@@ -114,7 +114,7 @@ impl PairLedger {
         covered: u64,
         log: impl FnOnce() -> store::Result<u64>,
     ) -> store::Result<u64> {
-        // Call this before the first run exists, because requests must then check for cold pairs.
+        // Call this before the first run exists: from then on requests must check for cold pairs.
         self.shared.begins();
         let flushed = self.ledger.flush(store, flush, covered, log);
         if let Some(error) = self.ledger.take_unreadable() {
@@ -200,7 +200,7 @@ impl PairLedger {
     }
 
     /// Returns the form in which a mark stores a member. [`PairLedger::logged`] finds the pair by
-    /// it.
+    /// this form.
     #[inline]
     pub(crate) fn marked(&self, id: u64, member: &Member<'_>) -> MarkedMember {
         match member {
@@ -209,8 +209,8 @@ impl PairLedger {
         }
     }
 
-    /// Member and current state of a marked pair. `None` if it is no longer in memory: the log
-    /// already has its last state, or its id was dropped.
+    /// Member and current state of a marked pair. `None` if the pair is no longer in memory: the
+    /// log already has its last state, or its id was dropped.
     pub(crate) fn logged(&self, id: u64, member: MarkedMember) -> Option<(OwnedMember, bool)> {
         match member {
             MarkedMember::Number(number) => {

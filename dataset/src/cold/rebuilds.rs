@@ -14,7 +14,7 @@ const QUIET_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
 /// Growth by more than 1/`GROWTH_PART` is significant.
 const GROWTH_PART: u64 = 64;
-/// A new filter has room for the expected growth in this time.
+/// A new filter has room for the growth that is expected within this time.
 const GROWTH_TIME: Duration = Duration::from_secs(60);
 
 /// State of the rebuilds of a space.
@@ -60,8 +60,8 @@ pub(crate) struct Resize {
 }
 
 impl Rebuilds {
-    /// Returns the most urgent table to resize now, the one with the most extensions, and the
-    /// number of tables to resize now.
+    /// Returns the table with the most extensions among those that are due for a resize, and the
+    /// number of tables that are due.
     ///
     /// A growing table is due when it has two extensions. Its new filter has room for the expected
     /// pairs of the next minute: at least half and at most three times the current number. Each

@@ -123,7 +123,7 @@ impl Durability {
         &self.committer
     }
 
-    /// Returns the error if writes must be refused now.
+    /// Returns the error for writes while they must be refused; `None` while they are accepted.
     #[inline]
     pub fn refusal(&self) -> Option<String> {
         match self.committer.health() {
@@ -158,13 +158,14 @@ impl Durability {
         if self.holds_replies() { self.replied.load(SeqCst) } else { self.committer.ticket() }
     }
 
-    /// Whether [`Durability::shown`] contains every acknowledged write.
+    /// Whether the log up to [`Durability::shown`] contains every acknowledged write.
     pub fn has_logged(&self) -> bool {
         self.follows.load(SeqCst) || self.release.look().durable >= self.acknowledged_ticket()
     }
 
-    /// Waits until [`Durability::shown`] contains every write acknowledged before this call. Gives
-    /// up after a second, or when the log batch fails. Call it only from tasks of the workers.
+    /// Waits until the log up to [`Durability::shown`] contains every write acknowledged before
+    /// this call. Gives up after a second, or when the log batch fails. Call it only from tasks of
+    /// the workers.
     pub async fn logged(&self) {
         let ticket = self.acknowledged_ticket();
         if !self.has_logged() {

@@ -8,8 +8,8 @@ pub struct Action {
     pub(super) counter: usize,
     pub(super) field: usize,
     pub(super) beside: Vec<FurtherCounter>,
-    /// Whether the action counts if the flag is set but the id has no row. True if all actions of
-    /// the flag change the same counter.
+    /// Whether the action changes its counters if the flag is set but the id has no row. True if
+    /// all actions of the flag change the same counter.
     pub(super) counts_without_row: bool,
 }
 

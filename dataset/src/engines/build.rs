@@ -19,8 +19,8 @@ use counter::Schema;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Minimum number of tables within the memory limit of a spilling space. The newest one cannot
-/// spill, one is being spilled, and two are for changes of spilled rows.
+/// Minimum number of tables within the memory limit of a spilling space. The newest table cannot be
+/// spilled, one table is being spilled, and two hold changes of spilled rows.
 const TABLES_WITHIN_LIMIT: u64 = 4;
 /// Number of bits per row in addition to its fields: the id, and the share of empty slots and
 /// dictionaries.
@@ -29,8 +29,8 @@ const ROW_BITS: u64 = 32;
 const FIELD_SPARE_BITS: u64 = 2;
 
 impl Engines {
-    /// Creates empty spaces from a catalogue. Options that the catalogue lacks are those of the
-    /// configuration.
+    /// Creates empty spaces from a catalogue. Options that are not in the catalogue are taken from
+    /// the configuration.
     pub fn new(
         options: &Options,
         catalogue: &Catalogue,

@@ -37,7 +37,8 @@ impl Current {
 
     /// Edits the catalogue. An error changes nothing.
     ///
-    /// Calls `may` while other changes are excluded. If `may` returns an error, so does the edit.
+    /// Calls `may` while other changes are excluded. If `may` returns an error, the edit fails with
+    /// this error.
     pub fn edit<E: From<ChangeError>>(
         &self,
         may: impl FnOnce() -> Result<(), E>,
@@ -62,7 +63,8 @@ impl Current {
     pub fn learn(&self, told: &Catalogue) -> Result<(), BuildError> {
         let changing = self.change();
         let engines = changing.now();
-        // A master logs its catalogue again after a promotion, so it is often the current one.
+        // A master logs its catalogue again after a promotion, so the record often contains the
+        // current catalogue.
         if engines.catalogue() == *told {
             return Ok(());
         }

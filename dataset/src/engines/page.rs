@@ -59,7 +59,7 @@ impl Page {
     }
 
     /// Returns the page in a simpler form if it has four adjacent counters and two flags, and all
-    /// answers are known. Most pages do.
+    /// answers are known. Most pages have this form.
     pub fn usual(&self) -> Option<UsualPage<'_>> {
         let is_usual = self.is_contiguous
             && self.columns.len() == 4
@@ -84,9 +84,9 @@ impl Page {
 }
 
 impl Engines {
-    /// Verifies a page's positive answers with the ledgers of the view's flags. Pairs that cannot
-    /// be read become negative, and the error contains their ids. Returns `None` if no flag has a
-    /// ledger.
+    /// Verifies a page's positive answers with the ledgers of the view's flags. Answers for pairs
+    /// that cannot be read become negative, and the error contains the ids of these pairs. Returns
+    /// `None` if no flag has a ledger.
     pub fn verify_page(
         &self,
         view: &View,

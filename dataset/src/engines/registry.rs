@@ -260,8 +260,8 @@ impl Engines {
         self.counter_name(action.counter, action.field)
     }
 
-    /// Names of the further counters that an action changes, those of the id or those of the
-    /// member.
+    /// Names of the further counters that an action changes: counters of the member if `of_member`
+    /// is true, otherwise counters of the id.
     pub fn further_counter_names(&self, action: &Action, of_member: bool) -> Vec<String> {
         let beside = action.beside.iter().filter(|beside| beside.of_member == of_member);
         beside.map(|beside| self.counter_name(beside.counter, beside.field)).collect()
@@ -337,7 +337,7 @@ impl Engines {
         self.counter_by_number(number).is_some() || self.existence_by_number(number).is_some()
     }
 
-    /// Whether the space with this number was dropped.
+    /// Whether a space with this number existed and was dropped.
     pub fn is_dropped(&self, number: u32) -> bool {
         (1..=self.catalogue.last).contains(&number) && !self.has(number)
     }

@@ -191,8 +191,8 @@ impl ExistenceSpace {
         self.ledger.as_ref()
     }
 
-    /// Whether a pair that the filters report as set is actually set. Asks the ledger, if there is
-    /// one.
+    /// Whether a pair that the filters report as set is actually set. Looks up the pair in the
+    /// ledger, if there is one.
     #[inline]
     pub(crate) fn confirm_set(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
         self.ledger.as_ref().map_or(Ok(true), |ledger| ledger.contains(id, member))
@@ -219,8 +219,8 @@ impl ExistenceSpace {
         }
     }
 
-    /// Verifies positive answers of the filters with the ledger. Pairs that cannot be read become
-    /// negative, and the error contains their ids.
+    /// Verifies positive answers of the filters with the ledger. Answers for pairs that cannot be
+    /// read become negative, and the error contains the ids of these pairs.
     pub fn verify(
         &self,
         member: &Member<'_>,
@@ -237,11 +237,12 @@ impl ExistenceSpace {
         UnreadableIds::check(failed)
     }
 
-    /// Adds the reads that a lookup of a pair needs: from filters and, if `exact`, for example for
-    /// a write, from the ledger. Adds nothing if the answer is in memory, cached or pinned.
+    /// Adds to `fetching` the reads that a lookup of a pair needs: from filters and, if `exact` is
+    /// true (for example for a write), from the ledger. Adds nothing if the answer is in memory,
+    /// cached or pinned.
     pub fn ask(&self, (id, member): (u64, &Member<'_>), exact: bool, fetching: &mut ColdReads) {
         let waits = self.cold.ask(&self.space, (id, member), fetching);
-        // After the read of the filter's page the caller calls this again.
+        // The caller calls this function again after it has read the filter's page.
         if exact
             && !waits
             && let Some(ledger) = &self.ledger

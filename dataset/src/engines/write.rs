@@ -131,7 +131,7 @@ impl Engines {
     }
 
     /// Waits for all writers that hold a stripe. Later writers see all previous stores of this
-    /// thread. The caller must hold no stripe, or all.
+    /// thread. The caller must hold either no stripe or all stripes.
     pub fn wait_for_writers(&self) {
         self.durability.committer().wait_for_stripe_writers();
     }
@@ -249,7 +249,7 @@ impl Engines {
     }
 
     /// Closes the open table of the id range that has been idle longest, and marks this for the
-    /// log. Returns whether there was one.
+    /// log. Returns whether there was such a table.
     pub(crate) fn close_range(&self, space: &ExistenceSpace) -> bool {
         let _turn = self.pair_guard(space, 0);
         space.space.close_range()
@@ -270,7 +270,8 @@ impl Engines {
         drop(self.turn(0));
     }
 
-    /// Calls [`counter::Space::add`] within the space's memory limit.
+    /// Calls [`counter::Space::add`], and retries if a new division of the budget raises the
+    /// space's memory limit.
     #[inline]
     pub(super) fn add_to_row(
         &self,
@@ -290,7 +291,8 @@ impl Engines {
         )
     }
 
-    /// Calls [`counter::Space::set`] within the space's memory limit.
+    /// Calls [`counter::Space::set`], and retries if a new division of the budget raises the
+    /// space's memory limit.
     #[inline]
     fn set_in_row(
         &self,
@@ -497,9 +499,9 @@ impl Engines {
     /// Marks a change of a pair for the log, and the id's row in counter space `row` if it has also
     /// changed. Updates the ledger.
     ///
-    /// Without a ledger, also marks a pair that the filters reported as set. It may be a false
-    /// positive, which filters rebuilt from the log would not repeat. A client that received the
-    /// reply "already set" must still find the pair after a restart (promise 6 in
+    /// Without a ledger, also marks a pair that the filters reported as set. The report may be a
+    /// false positive, which filters rebuilt from the log would not repeat. A client that received
+    /// the reply "already set" must still find the pair after a restart (promise 6 in
     /// `docs/promises.md`).
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the change of a pair")]

@@ -149,7 +149,8 @@ pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
 }
 
 /// Recovers a data set from a disk. Creates the configured spaces if the disk is empty.
-// Long: the closures `learn`, `flush` and `push` borrow its local variables.
+// Long: this function contains the closures `learn`, `flush` and `push`, which borrow its local
+// variables.
 pub fn recover_from(
     disk: Arc<dyn Disk>,
     options: &Options,
