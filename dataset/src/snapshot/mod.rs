@@ -42,9 +42,10 @@ const LOG_ROOM: u64 = 16 << 20;
 /// Conditions for scheduled snapshots.
 #[derive(Clone, Copy)]
 pub struct Due {
-    /// Growth of the log since the last snapshot, in bytes; 0: never.
+    /// A snapshot is due when the log has grown by this number of bytes since the last snapshot; 0
+    /// disables this condition.
     pub log_bytes: u64,
-    /// Seconds since the last snapshot; 0: never.
+    /// A snapshot is due this number of seconds after the last snapshot; 0 disables this condition.
     pub every_s: u64,
 }
 

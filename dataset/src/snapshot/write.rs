@@ -82,7 +82,7 @@ impl SnapshotWalk<'_> {
         writer.keep_free(keep_free);
         let stamp = writer.replay().offset.max(1);
         // Read the spaces after the position, so that the log contains every later change. Load
-        // each space separately, so that a space dropped during the snapshot is freed soon.
+        // each space separately, so that a space dropped during the snapshot is freed promptly.
         let (counters, existences) = {
             let engines = current.load();
             let counters = engines.counters().iter().map(CounterSpace::number);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use store::{ColdFile, FileEntry, NewFiles};
 
 /// Minimum size of the rows in a new file, in bytes, or 1/`MIN_FILE_PART` of the memory limit if
-/// that is less. Smaller runs of tables are spilled only if there is no larger one.
+/// that is less. Smaller runs of tables are spilled only if there is no larger run.
 const MIN_FILE_BYTES: u64 = 64 << 10;
 const MIN_FILE_PART: u64 = 64;
 /// Changed cold rows are merged when they use 1/`OVERLAY` of the memory limit.

@@ -21,8 +21,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use store::time;
 
 const PIECES: usize = 8;
-/// Number of pairs per piece. A piece spans several blocks, because its first and last block are
-/// decoded twice.
+/// Number of pairs per piece. A piece spans several blocks, because the blocks at both ends of a
+/// piece are decoded twice.
 const PIECE_PAIRS: usize = 1024;
 
 /// Adds the next piece of pairs to the new filters. Returns whether it was the last one.
