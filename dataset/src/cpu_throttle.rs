@@ -18,7 +18,8 @@ pub(crate) struct CpuThrottle<'a> {
     since: Cell<Instant>,
     /// Whether the work should stop.
     is_stopped: Option<&'a (dyn Fn() -> bool + Sync)>,
-    /// Whether another thread waits for the work. If so, the throttle does not sleep.
+    /// Returns whether another thread waits for the work. While it does, the throttle does not
+    /// sleep.
     is_awaited: &'a dyn Fn() -> bool,
 }
 

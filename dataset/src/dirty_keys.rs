@@ -64,7 +64,7 @@ pub enum Marked {
     Offset(u32),
     /// All pairs of an id were unset: number of the existence space, id.
     Forgotten(u32, u64),
-    /// A cursor of a group was changed. [`crate::groups`] tracks which one.
+    /// A cursor of a group was changed. [`crate::groups`] tracks which cursors have changed.
     Groups,
 }
 
@@ -164,7 +164,7 @@ impl Mark {
 /// Derives the state of the pair of mark `at` from the marks of one stripe (sorted, without
 /// duplicates):
 /// - `Some(true)`: the pair is set.
-/// - `Some(false)`: skip this mark, because the next one names the same pair.
+/// - `Some(false)`: skip this mark, because the next mark names the same pair.
 /// - `None`: the state is unknown and must be read.
 #[inline]
 pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {

@@ -100,8 +100,8 @@ impl Snapshots {
         self.nudge.notify_one();
     }
 
-    /// Requests a snapshot. Returns the number of snapshots that have ended so far, or `None` if
-    /// one is requested or running.
+    /// Requests a snapshot. Returns the number of snapshots that have ended so far, or `None` if a
+    /// snapshot is already requested or running.
     pub fn begin(&self) -> Option<u64> {
         let mut before = None;
         self.saved.send_if_modified(|s| {
@@ -144,8 +144,8 @@ impl Snapshots {
         }
     }
 
-    /// Locks the data files for a spill. A running snapshot yields the lock after its current file,
-    /// because writers may wait for memory.
+    /// Locks the data files for a spill. A running snapshot releases the lock after its current
+    /// file, because writers may be waiting for memory.
     pub(crate) fn interrupt(&self) -> MutexGuard<'_, ()> {
         let _waits = Waits::new(&self.awaited);
         self.alone.lock()

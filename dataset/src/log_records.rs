@@ -37,8 +37,8 @@
 //!   the upper and the lower half of the next message's position, the number of its events already
 //!   applied, and the hash of the last message with applied events (`offsets.rs`).
 //!
-//! Numbers are LEB128 unless stated otherwise. Ids never decrease within a payload, so each is
-//! stored as a step, its distance from the previous one. A batch contains each changed row once. A
+//! Numbers are LEB128 unless stated otherwise. Ids never decrease within a payload, so each id is
+//! stored as a step: its distance from the previous id. A batch contains each changed row once. A
 //! payload is damaged if a number has more than 64 bits, an id exceeds 2^64-1, or the payload ends
 //! within a row. An id may occur twice; the later row applies.
 

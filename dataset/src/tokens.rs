@@ -160,7 +160,7 @@ impl Entry {
 }
 
 /// Entries in insertion order. A token that was used again after its expiry has two entries; the
-/// index refers to the newer one.
+/// index refers to the newer entry.
 #[derive(Default)]
 struct Shard {
     ring: VecDeque<Entry>,

@@ -46,7 +46,7 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
         assert!(space.get(id, &mut row).unwrap());
         assert_eq!(row, [1, 7], "operations without allocation succeed");
     }
-    // A wide value needs memory; a refused write must change nothing.
+    // A wide value needs memory. A refused write must not change anything.
     let outgrown = ids
         .iter()
         .filter(|&&id| space.add(id, &one(1, 100), &Bounds::default(), &mut out).is_ok())

@@ -17,7 +17,8 @@ fn settle(space: &Space) {
     while space.wants_maintenance() && space.maintain() {}
 }
 
-/// Returns a value that usually fits, sometimes escapes, and rarely is wide.
+/// Returns a value that usually fits into its field, sometimes needs an aux entry, and rarely is
+/// very large.
 fn value(rng: &mut fastrand::Rng) -> i64 {
     match rng.u32(0..100) {
         0 => [-1, i64::MIN, i64::MAX, 1 << 40][rng.usize(0..4)],
@@ -153,7 +154,7 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
     }
 }
 
-/// A loaded space takes no more memory than one whose tables were filled in id order.
+/// A loaded space takes no more memory than a space whose tables were filled in id order.
 #[test]
 fn a_loaded_space_is_no_larger_than_it_was() {
     let space = Space::new(options(20_000)).unwrap();

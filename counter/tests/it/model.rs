@@ -38,7 +38,7 @@ impl Ids {
         let jump = self.rng.u32(20..50);
         let rng = &mut self.rng;
         match (self.kind, rng.u32(0..100)) {
-            // Ascending ids with some late ones, like posts.
+            // Ascending ids with some late ids, like posts.
             (0, 0..40) => {
                 self.next += rng.u64(1..8192);
                 self.next

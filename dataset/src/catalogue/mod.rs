@@ -73,7 +73,7 @@ pub struct ExistenceEntry {
 #[error("cannot read the catalogue: {0}")]
 pub struct Unreadable(String);
 
-/// Returns the fields of a schema without the dropped ones, in the configuration's syntax.
+/// Returns the fields of a schema, except dropped fields, in the configuration's syntax.
 fn living(fields: &str) -> Option<String> {
     let schema = counter::Schema::parse(fields).ok()?;
     let fields = schema.living().map(|(_, field)| field.to_string());

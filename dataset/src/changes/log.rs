@@ -6,7 +6,7 @@
 //! most one mark per 64 KiB of log. A mark takes 40 bytes, so the marks of a 2 GiB log take 1.3 MB.
 //!
 //! Readers do not hold the lock while they read files. Two readers may scan the same part
-//! concurrently; the second one discards its result.
+//! concurrently; the reader that finishes last discards its result.
 
 use super::{CHECKS, Change, Id, each_change};
 use parking_lot::Mutex;

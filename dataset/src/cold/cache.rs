@@ -5,8 +5,9 @@
 //! of the 600 rows in a cached block only one would be used. A row's key contains the identity of
 //! its file. A merge writes a new file, so entries never become stale.
 //!
-//! quick_cache takes about 12 ns per hit and limits the cache by weight. It is scan-resistant: rows
-//! that are read only once do not evict frequently read rows.
+//! The cache uses the crate quick_cache, which takes about 12 ns per hit and limits the cache by
+//! weight. quick_cache is scan-resistant: rows that are read only once do not evict frequently read
+//! rows.
 //!
 //! A pinned row stays available to its thread until the batch ends, even if the cache evicts it.
 
@@ -82,11 +83,11 @@ pub struct ColdStats {
     pub spilled_rows: AtomicU64,
     /// Pairs moved from memory to disk.
     pub spilled_pairs: AtomicU64,
-    /// Files merged with later changes.
+    /// Merges of a file with later changes.
     pub merges: AtomicU64,
     /// Bytes of new cold files.
     pub written_bytes: AtomicU64,
-    /// Failed spills and merges. Each is retried.
+    /// Failed spills and merges. Each failed operation is retried.
     pub failures: AtomicU64,
     /// Bytes read by the scrubber.
     pub scrubbed_bytes: AtomicU64,
@@ -132,7 +133,7 @@ pub struct ColdCache {
     pub(super) cache: Cache<Key, Row, Weight, KeyHash>,
     /// Counters of cold reads and spills.
     pub figures: ColdStats,
-    /// Blocks known to be damaged.
+    /// Known damaged blocks.
     pub damaged: damage::Damaged,
     any: AtomicBool,
 }
@@ -158,7 +159,8 @@ impl ColdCache {
     }
 
     /// Whether any row or flag of any space may be on disk. Commands check this several times, so
-    /// it is a single load. It is set before the first row is written to disk, and never cleared.
+    /// it is a single load. The flag is set before the first row is written to disk, and never
+    /// cleared.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Relaxed)
@@ -277,7 +279,7 @@ mod tests {
     impl Traffic {
         const IDS: f64 = 2e6;
         const EXPONENT: f64 = 1.27;
-        /// Number of requests after which the next id becomes the most popular one.
+        /// Number of requests after which the next id becomes the most popular id.
         const DRIFT: u64 = 50;
 
         /// Samples a bounded Pareto distribution by inversion.
@@ -312,7 +314,7 @@ mod tests {
     }
 
     /// With drifting traffic the hit rate is close to that of [`MostUsed`] with the same memory. A
-    /// scan of all rows does not evict the popular ones.
+    /// scan of all rows does not evict popular rows.
     #[test]
     fn rows_that_are_asked_for_often_stay() {
         const ROWS: u64 = 20_000;

@@ -46,7 +46,7 @@ pub struct ColdPairs {
     shared: Arc<ColdCache>,
     files: ArcSwap<Vec<Arc<PairFile>>>,
     end: AtomicU64,
-    /// Whether the last write failed. If so, writers do not wait for memory.
+    /// Whether the last write of a file failed. In this state writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
     /// Ranges that cannot be merged because a file is unreadable.
     pub(crate) damaged: Quarantine,

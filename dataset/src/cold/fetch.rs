@@ -24,8 +24,8 @@ use tokio::sync::oneshot;
 /// Number of jobs after which the next request batch is served: enough for a page of 50 rows with
 /// two flags each.
 const JOBS_PER_TURN: usize = 200;
-/// Number of missing rows and pairs at which a batch stops inspecting its pipelined requests. Rows
-/// of the remaining requests are read for the next batch.
+/// Number of missing rows and pairs after which a batch does not look at further pipelined
+/// requests. Rows of the remaining requests are read for the next batch.
 const MAX_MISSING_PER_TURN: usize = 4096;
 /// Queue length above which cancelled batches are purged. While a disk hangs, clients disconnect
 /// and reconnect, and their cancelled batches would fill the queue.
@@ -65,7 +65,8 @@ impl ColdReads {
         self.wanted.len() + self.pairs.len() + self.lookups.len()
     }
 
-    /// Whether the batch should stop inspecting its pipelined requests.
+    /// Whether the batch has reached its limit of missing rows and should not look at further
+    /// pipelined requests.
     pub fn is_limit_reached(&self) -> bool {
         self.len() >= MAX_MISSING_PER_TURN
     }
@@ -118,7 +119,7 @@ struct Queue {
     wake: Condvar,
 }
 
-/// Queue of waiting request batches. The first one is served next.
+/// Queue of waiting request batches. The first batch is served next.
 #[derive(Default)]
 struct JobQueue {
     turns: VecDeque<PendingJobs>,

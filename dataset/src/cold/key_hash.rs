@@ -72,8 +72,8 @@ mod tests {
     use super::*;
     use crate::cold::cache::Key;
 
-    /// Hashes collide as often as random numbers, for dense and sparse ids, ids of several files,
-    /// and pairs.
+    /// Hashes collide only as often as random numbers do, for adjacent and distant ids, ids of
+    /// several files, and pairs.
     #[test]
     fn names_are_spread() {
         const PLACES: usize = 1 << 16;

@@ -49,7 +49,7 @@ pub struct PairLedger {
     ledger: Ledger,
     shared: Arc<ColdCache>,
     is_attached: AtomicBool,
-    /// Whether the last flush failed. If so, writers do not wait for memory.
+    /// Whether the last flush failed. In this state writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
     /// Counters of lookups.
     pub figures: LedgerFigures,
@@ -90,7 +90,7 @@ impl PairLedger {
         })
     }
 
-    /// The underlying ledger.
+    /// Returns the ledger itself, without the cache and the counters.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -186,7 +186,7 @@ impl PairLedger {
         Ok(answer)
     }
 
-    /// Whether any pair of `id` is set. Blocks on disk reads.
+    /// Whether any pair of `id` is set. The call blocks while it reads from disk.
     pub fn has_any(&self, id: u64) -> Result<bool, Unreadable> {
         let pairs = self.ledger.list((id, id), None, 1);
         let pairs = pairs.inspect_err(|error| self.shared.record_failure(error));
@@ -248,7 +248,7 @@ impl Lookup {
         self.ledger.key(id, member)
     }
 
-    /// Reads blocks until the result is known. Blocks on disk reads.
+    /// Reads blocks of the ledger until the result is known. The call blocks during these reads.
     pub(crate) fn read(self) -> (Key, Read) {
         let (key, seen, ledger) = (self.key(), self.question.seen(), self.ledger);
         let mut question = self.question;

@@ -23,7 +23,7 @@ pub struct Rebuilds {
     pub(crate) now: Mutex<Option<ActiveRebuild>>,
     /// Tables whose filters are too small or too large, by lowest id.
     watched: Mutex<HashMap<u64, WatchedTable>>,
-    /// Number of tables to rebuild, as of the last step. Includes the current one.
+    /// Number of tables to rebuild, including the current table, at the time of the last step.
     pub left: AtomicUsize,
     /// Number of rebuilt tables.
     pub tables: AtomicU64,

@@ -38,8 +38,8 @@ pub(crate) struct CommitSource<'a> {
     existences: BTreeMap<u32, (u64, Vec<Range>)>,
 }
 
-/// Read views for the rows of one stripe. They are created under the stripe's lock, so their list
-/// of tables covers all marks of the stripe.
+/// Read views for the rows of one stripe. The views are created under the stripe's lock, so their
+/// list of tables covers all marks of the stripe.
 struct RowViews<'a> {
     engines: &'a Engines,
     /// View of the last counter space used.
@@ -88,8 +88,8 @@ impl<'a> CommitSource<'a> {
         self.note_unreadable(space.name(), read);
     }
 
-    /// Encodes the forgotten ids. They precede the pairs in the batch, because applying them drops
-    /// the pairs of earlier generations.
+    /// Encodes the forgotten ids. In the batch these records precede the pairs, because applying
+    /// them drops the pairs of earlier generations.
     fn encode_forgotten(&mut self, batch: &mut Batch) {
         self.forgotten.sort_unstable();
         self.forgotten.dedup();

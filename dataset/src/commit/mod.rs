@@ -9,10 +9,10 @@
 //! [`store::Committer`] defines the rules of commits. `encode.rs` and `ring_records.rs` encode
 //! marked state as records. `recovery/apply.rs` applies records.
 //!
-//! This module also defines the replies while the log cannot be written. Writes are refused
-//! ([`Durability::refusal`]) and reads continue. Clients that wait for a commit receive an error:
-//! their change is in memory, but not durable. The commit thread writes these changes when the log
-//! is writable again.
+//! This module also defines what clients receive while the log cannot be written. Writes are
+//! refused ([`Durability::refusal`]) and reads continue. Clients that wait for a commit receive an
+//! error: their change is in memory, but not durable. The commit thread writes these changes when
+//! the log is writable again.
 
 use crate::commit::dirty_parts::DirtyParts;
 use crate::dirty_keys::Mark;
@@ -71,7 +71,7 @@ pub struct Durability {
     /// Offsets of the appended and the synced end of the log. Receivers are notified of every
     /// change.
     grown: watch::Sender<(u64, u64)>,
-    /// Whether this node is a replica. If so, its link appends the master's batches to the log.
+    /// Whether this node is a replica, whose link appends the master's batches to the log.
     follows: AtomicBool,
     /// Highest ticket of the writes before the policy changed to `always`. Their replies may have
     /// been sent before the sync.
@@ -414,7 +414,7 @@ impl Durability {
         self.accept_if_room(log);
     }
 
-    /// Refuses writes if the disk has no room for the log at startup. Otherwise accepts them.
+    /// Accepts writes at startup, unless the disk has no room for the log.
     pub fn accept_if_room(&self, log: &Log) {
         if log.has_failed() {
             self.refuse("the disk was full when the server started".into(), Health::Full);

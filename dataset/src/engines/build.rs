@@ -103,7 +103,7 @@ impl Engines {
     }
 
     /// Adopts the schemas of a catalogue for existing spaces. During replay, the log may contain
-    /// older schemas than the current ones.
+    /// schemas that are older than those of the spaces.
     pub(crate) fn adopt_schemas(&self, told: &Catalogue) -> Result<(), BuildError> {
         for known in &told.counter {
             let Some(space) = self.counter_by_number(known.number) else { continue };
@@ -234,8 +234,8 @@ pub fn existence_options(made: &options::Existence) -> phantom::Options {
 }
 
 /// Number of rows per table of a counter space. A spill writes a full table, so
-/// [`TABLES_WITHIN_LIMIT`] tables must fit into the limit of a spilling space. The limit is `part`
-/// bytes if the space does not configure one.
+/// [`TABLES_WITHIN_LIMIT`] tables must fit into the limit of a spilling space. A space without a
+/// configured limit has a limit of `part` bytes.
 fn rows_per_table(made: &options::Counter, schema: &counter::Schema, part: u64) -> u64 {
     let bits: u64 =
         schema.living().map(|(_, field)| u64::from(field.width) + FIELD_SPARE_BITS).sum();

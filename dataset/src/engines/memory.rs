@@ -4,9 +4,9 @@
 //! This module sets the limits several times per second, so that their sum stays within the budget.
 //! It also adjusts the limits before a write is refused for lack of memory.
 //!
-//! - While memory suffices, each space may grow into all free memory.
+//! - While there is enough memory, each space may use all free memory.
 //! - Otherwise, a space that does not spill keeps its memory and may grow by its next table. Spaces
-//!   that spill share the rest by max-min fairness: the largest ones get equal limits. Their
+//!   that spill share the rest by max-min fairness: the largest spaces get equal limits. Their
 //!   writers wait until they have spilled.
 //!
 //! The limit of a space never exceeds its `memory_limit`.
@@ -126,7 +126,7 @@ impl CounterSpace {
     }
 
     /// Margin below `limit` at which the space begins to spill, in bytes. The next table may be
-    /// larger than the largest one, because dictionaries grow.
+    /// larger than all existing tables, because dictionaries grow.
     pub(crate) fn spare(&self, limit: u64) -> u64 {
         let largest = self.largest_table();
         (limit / SPARE_PART).max(largest + largest / 4).min(limit / 2)

@@ -65,7 +65,7 @@ impl CounterSpace {
         self.slot
     }
 
-    /// Declared options. `fields` contains the original fields; the schema has the current ones.
+    /// Declared options. `fields` contains the original fields; the schema has the current fields.
     pub fn declared(&self) -> &options::Counter {
         &self.made
     }
@@ -281,7 +281,7 @@ impl ExistenceSpace {
         let Some((low, pairs)) = before else { return };
         let since = tables.iter().filter(|table| table.low >= low);
         let since = since.map(|table| table.pairs).sum::<u64>();
-        // Skip this measurement if the table was cleared or recycled since the last one.
+        // Skip this measurement if the table was cleared or recycled since the last measurement.
         let Some(come) = since.checked_sub(pairs) else { return };
         let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
         let before = self.pairs_per_s();
@@ -300,8 +300,8 @@ impl Deref for ExistenceSpace {
     }
 }
 
-/// Member of all pairs in spaces without members. It is an empty string, so it cannot equal a
-/// viewer's number.
+/// Member of all pairs in spaces without members: an empty string, which cannot equal a viewer's
+/// number.
 pub const NO_MEMBER: Member<'static> = Member::Bytes(b"");
 
 pub(crate) fn is_reserved(field: &str) -> bool {

@@ -4,8 +4,8 @@
 //! without `{field}` refers to the space's first field. An id is a canonical decimal `u64`, so that
 //! a row has only one key: `017` is invalid unless the space accepts padded ids. The configuration
 //! must not have two patterns that match the same key, so their order does not matter. As an
-//! exception, a pattern for counters and one for pairs without members may match the same key. In
-//! this case the command determines the space.
+//! exception, a pattern for counters and a pattern for pairs without members may match the same
+//! key. In this case the command determines the space.
 //!
 //! Braces around `{id}` are literal: the pattern `post:{{id}}` matches `post:{17}`. Proxies and
 //! clusters route a key by its hash tag, the text in braces. All keys of one post are thus on one

@@ -5,8 +5,8 @@
 //!
 //! Each run has one seed. Clients randomly change two ranges of ids, even between the steps of log
 //! batches, snapshots and spills. After each step the test copies the disk, simulates a kill or a
-//! power cut, and recovers the copy. Recovery must find the state after the last synced batch or a
-//! later one. No synced change may be lost, and no change may be applied in part.
+//! power cut, and recovers the copy. Recovery must find the state after the last synced batch or
+//! after a later batch. No synced change may be lost, and no change may be applied in part.
 //!
 //! `cargo xtask sim dataset --runs 5000` runs more seeds; `--seed 7` replays a single seed.
 //!
@@ -294,8 +294,8 @@ struct Sums {
 /// One process from startup to its crash.
 struct Life<'a> {
     seed: u64,
-    /// Ids that this process changes. Each process uses higher ids than the previous one, so that
-    /// tables open.
+    /// Ids that this process changes. Each process uses higher ids than the previous process, so
+    /// that new tables open.
     ids: &'a [u64],
     current: &'a Current,
     store: &'a Store,
@@ -661,8 +661,8 @@ fn under<R>(disk: &SimDisk, faults: Faults, does: impl FnOnce() -> R) -> R {
     done
 }
 
-/// After a failed sync the batch is in the page cache, and recovery finds it after a kill. It must
-/// not be reported as durable.
+/// After a failed sync the batch is in the page cache, and recovery finds it after a kill. The
+/// recovered batch must not be reported as durable.
 #[test]
 fn written_but_unsynced_batches_are_not_durable() {
     let disk = SimDisk::new(1);

@@ -225,8 +225,8 @@ pub fn recover_from(
     };
     let replayed = replay(&store, follows, &mut push, &progress);
     let (mut log, end) = match (failed, replayed) {
-        // These errors do not mean damage: the configuration does not fit, or a newer release wrote
-        // the folder.
+        // These errors are not caused by damage: the configuration does not match the folder, or a
+        // newer release wrote the folder.
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };

@@ -204,7 +204,7 @@ fn two_ranges(process: &Process<'_>, from: u64) {
     process.fill(LOWER, from..4000);
     process.fill(UPPER, 0..6000);
     assert!(process.space().layout().iter().any(|at| at.low == UPPER), "a second range has opened");
-    // One flag is unset before the spill, two more after it.
+    // Unset one flag before the spill, and two more flags after the spill.
     process.unset(UPPER);
     process.spill(6);
     process.unset(LOWER);

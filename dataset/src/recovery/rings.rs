@@ -251,7 +251,7 @@ fn snapshot_during_recycling_has_all_tables_above_horizon() {
             *id += 100;
             assert!(here.engines.roll_pairs(here.liked_space()));
         };
-        // Fill tables until the ring recycles the oldest one. The tables then have their final
+        // Fill tables until the ring recycles the oldest table. The tables then have their final
         // size.
         while here.liked().horizon() == 0 {
             roll(&mut id);

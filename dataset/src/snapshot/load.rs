@@ -100,7 +100,7 @@ fn fill_gaps(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadR
     all
 }
 
-/// Creates a table for each cold file of an empty space, and one above them.
+/// Creates a table for each cold file of an empty space, and a table for all higher ids.
 pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
     for space in
         engines.counters().iter().filter(|space| space.rows() == 0 && space.ranges().len() == 1)

@@ -59,7 +59,7 @@ pub(crate) fn remove_retired(
 
 /// Oldest run of adjacent unspilled tables, from the id range with the most bytes in such tables. A
 /// run has the rows of one full table, or more than `worthwhile` bytes if that is more. If no run
-/// is that large, returns the largest one.
+/// is that large, returns the largest run.
 fn oldest_unspilled(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats> {
     let (ranges, files) = (space.ranges(), space.cold().files());
     let is_fresh = |table: &RangeStats| !table.open && !files.overlap(table.low, table.last);
@@ -92,7 +92,7 @@ fn oldest_unspilled(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats>
 
 /// Frees memory. Spills the oldest unspilled tables, or merges the cold range with the most changes
 /// if they use more memory. If neither is possible, closes the open table of an old id range.
-/// `None` if nothing could be done.
+/// Returns `None` if no memory can be freed.
 pub(super) fn make_room(
     ground: &SpillContext<'_>,
     space: &CounterSpace,
@@ -130,7 +130,7 @@ fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bo
     Ok(true)
 }
 
-/// Merges adjacent small files into one, because each file costs a descriptor and search time.
+/// Merges adjacent small files into one file, because each file costs a descriptor and search time.
 /// Returns whether it merged files.
 fn merge_neighbours(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool> {
     let files = space.cold().files();

@@ -87,8 +87,8 @@ impl Scrubber {
             return Duration::MAX;
         }
         if rate != self.rate {
-            // Reset the schedule: a piece read at one byte per second would delay the next one for
-            // a day.
+            // Reset the schedule: after a piece at one byte per second the next piece would be due
+            // only after a day.
             (self.rate, self.pace) = (rate, ScrubPace::default());
         }
         let now = time::now();
@@ -177,7 +177,7 @@ impl ScrubPass {
     }
 }
 
-/// Records damaged blocks, logs new ones, and excludes the file's range from merges.
+/// Records damaged blocks, logs newly found blocks, and excludes the file's range from merges.
 fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
     let cold = &engines.cold;
     let is_new = |damage: &&Damage| cold.damaged.note(&file.name, damage.offset);
