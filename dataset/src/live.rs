@@ -54,8 +54,8 @@ pub struct Snapshots {
     pub saved: watch::Sender<SnapshotStatus>,
     pub(crate) wanted: Mutex<bool>,
     pub(crate) nudge: Condvar,
-    /// Locked while a spill or a snapshot writes data files. A snapshot releases the lock between
-    /// files.
+    /// Lock held while a spill or a snapshot writes data files. A snapshot releases the lock
+    /// between files.
     pub(crate) alone: Mutex<()>,
     /// Number of spills that wait for `alone`, plus number of SAVE commands that wait for a
     /// snapshot.

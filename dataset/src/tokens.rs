@@ -407,7 +407,8 @@ impl Tokens {
         }
     }
 
-    /// Drops expired entries, at most `ENTRIES_PER_LOCK` per ring. Call it about once per second.
+    /// Drops expired entries, at most `ENTRIES_PER_LOCK` per ring. Call this function about once
+    /// per second.
     pub fn sweep(&self, now_s: u32) {
         if now_s > self.max_accepted_time_s() {
             self.caught_up_s.fetch_add(1, Relaxed);

@@ -166,7 +166,8 @@ impl ColdCache {
         self.any.load(Relaxed)
     }
 
-    /// Marks the cold tier as in use. Call it before the first row or flag is written to disk.
+    /// Marks the cold tier as in use. Call this function before the first row or flag is written to
+    /// disk.
     pub(crate) fn begins(&self) {
         if !self.any.swap(true, Relaxed) {
             // Reserve memory, because repeated growth would fragment the heap. Untouched pages are

@@ -1,8 +1,8 @@
 //! Hash function for keys of cold rows and pairs, used by the cache and the pins.
 //!
-//! Clients choose ids, so the hash is keyed to prevent collision attacks. It multiplies each word
-//! of a key by a secret and combines both halves of the product. This takes a third of the time of
-//! SipHash.
+//! Clients choose ids, so the hash is keyed to prevent collision attacks. The hash function
+//! multiplies each word of a key by a secret and combines both halves of the product. It takes a
+//! third of the time of SipHash.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;

@@ -31,7 +31,7 @@ pub struct Rebuilds {
     pub pairs: AtomicU64,
 }
 
-/// Rebuild of a table, and the position in the ledger.
+/// Running rebuild of a table, and its position in the ledger.
 pub(crate) struct ActiveRebuild {
     pub(crate) rebuild: Rebuild,
     /// Last pair read; `None` at the start.

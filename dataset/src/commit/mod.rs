@@ -164,8 +164,8 @@ impl Durability {
     }
 
     /// Waits until the log up to [`Durability::shown`] contains every write acknowledged before
-    /// this call. Gives up after a second, or when the log batch fails. Call it only from tasks of
-    /// the workers.
+    /// this call. Gives up after a second, or when the log batch fails. Call this function only
+    /// from tasks of the workers.
     pub async fn logged(&self) {
         let ticket = self.acknowledged_ticket();
         if !self.has_logged() {
@@ -180,8 +180,8 @@ impl Durability {
         self.shown().offset + u64::from(is_short)
     }
 
-    /// Waits until the log can be written and all acknowledged changes are synced. Call it only
-    /// from tasks of the workers.
+    /// Waits until the log can be written and all acknowledged changes are synced. Call this
+    /// function only from tasks of the workers.
     pub async fn recovered(&self) {
         let is_safe = |r: &CommitProgress| r.health == Health::Good && !self.has_unsynced(r.synced);
         self.release.wait(|r| is_safe(r).then_some(())).await;
@@ -219,7 +219,7 @@ impl Durability {
     }
 
     /// Waits until [`Committer::reserve`] can reserve `bytes` in a batch, or until the node refuses
-    /// writes. Call it only from tasks of the workers.
+    /// writes. Call this function only from tasks of the workers.
     pub async fn room_for(&self, bytes: usize) {
         let is_refused = || self.committer.health() != Health::Good || self.follows.load(SeqCst);
         let may_go = || self.committer.has_room(bytes) || is_refused();
@@ -256,7 +256,7 @@ impl Durability {
     }
 
     /// Waits until all changes up to `ticket` are durable under the policy. The error is the reply
-    /// to the writers. Call it only from tasks of the workers.
+    /// to the writers. Call this function only from tasks of the workers.
     pub async fn safe(&self, ticket: Ticket) -> Result<(), String> {
         self.committer.begin_round_for(ticket);
         self.release
@@ -272,8 +272,8 @@ impl Durability {
 
     /// Waits until the state that a reader saw is synced. `shown` is the ticket from
     /// [`Committer::sight`], or `Ticket::MAX` to wait for all changes so far. Also returns after a
-    /// failed attempt, because reads continue while the disk fails. Call it only from tasks of the
-    /// workers.
+    /// failed attempt, because reads continue while the disk fails. Call this function only from
+    /// tasks of the workers.
     pub async fn settled(&self, shown: Ticket) {
         let ticket = if shown < Ticket::MAX {
             shown
@@ -306,15 +306,15 @@ impl Durability {
         if self.holds_replies() && !self.follows.load(SeqCst) { synced } else { written }
     }
 
-    /// Returns the position up to which the log is both applied and synced on this node. A restart
-    /// does not lose these changes.
+    /// Returns the position up to which the log is both applied and synced on this node. Changes up
+    /// to this position survive a restart.
     pub fn applied_and_synced(&self) -> Position {
         let (written, synced) = self.positions();
         if written.offset < synced.offset { written } else { synced }
     }
 
-    /// Waits until [`Durability::applied_and_synced`] is above this offset. Call it only from tasks
-    /// of the workers.
+    /// Waits until [`Durability::applied_and_synced`] is above this offset. Call this function only
+    /// from tasks of the workers.
     pub async fn wait_for_stable_offset(&self, offset: u64) {
         self.release.wait(|_| (self.applied_and_synced().offset > offset).then_some(())).await;
     }
@@ -386,8 +386,8 @@ impl Durability {
         self.acknowledged.wait(|()| asked()).await
     }
 
-    /// Wakes the waiters of [`Durability::until`]. Call it when a replica acknowledges or
-    /// disconnects, the role changes, or a FAILOVER ends. The caller must not hold locks that
+    /// Wakes the waiters of [`Durability::until`]. Call this function when a replica acknowledges
+    /// or disconnects, the role changes, or a FAILOVER ends. The caller must not hold locks that
     /// `asked` acquires.
     pub fn acknowledged(&self) {
         self.acknowledged.tell(|()| ());
@@ -405,8 +405,8 @@ impl Durability {
         self.positions().1.offset
     }
 
-    /// Begins the log of a master, to which the commit thread appends. Call it before clients can
-    /// write.
+    /// Begins the log of a master, to which the commit thread appends. Call this function before
+    /// clients can write.
     pub fn begin(&self, log: &Log) {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);

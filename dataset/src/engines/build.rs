@@ -114,7 +114,8 @@ impl Engines {
         Ok(())
     }
 
-    /// Returns the existing space with this entry's number, or a new one, with the entry's options.
+    /// Returns the existing space with this entry's number, or a new space, with the entry's
+    /// options.
     fn make_counter(&self, known: &CounterEntry, slot: u8) -> Result<CounterSpace, BuildError> {
         let made = Arc::new(known.made.clone());
         let (text_rows, expire) = (made.text_rows, made.expire);
@@ -135,7 +136,8 @@ impl Engines {
         })
     }
 
-    /// Returns the existing space with this entry's number, or a new one, with the entry's options.
+    /// Returns the existing space with this entry's number, or a new space, with the entry's
+    /// options.
     fn make_existence(&self, known: &ExistenceEntry) -> Result<ExistenceSpace, BuildError> {
         let made = Arc::new(known.made.clone());
         let (has_members, expire) = (made.members, made.expire);

@@ -453,7 +453,7 @@ impl Engines {
         self.counters.iter().for_each(|space| space.settle());
     }
 
-    /// Measures the rates of new pairs. Call it from one thread, about once per second.
+    /// Measures the rates of new pairs. Call this function from one thread, about once per second.
     pub fn measure(&self, elapsed: Duration) {
         self.existences.iter().for_each(|space| space.measure(elapsed));
     }

@@ -59,8 +59,8 @@ impl CounterSpace {
         &self.made.name
     }
 
-    /// Number that a SCAN cursor contains for this space. Does not change when other spaces are
-    /// created or dropped.
+    /// Number that identifies this space in a SCAN cursor. The number does not change when other
+    /// spaces are created or dropped.
     pub fn slot(&self) -> u8 {
         self.slot
     }
@@ -273,7 +273,7 @@ impl ExistenceSpace {
             .then(|| self.space.pairs_until_recycled() as f64 / rate)
     }
 
-    /// Updates the rate. Call it from one thread, about once per second.
+    /// Updates the rate. Call this function from one thread, about once per second.
     pub(super) fn measure(&self, elapsed: Duration) {
         let tables = self.space.tables();
         let Some(newest) = tables.last() else { return };

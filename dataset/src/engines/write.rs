@@ -26,14 +26,14 @@ pub struct WatchedState {
     rolls: u64,
 }
 
-/// Hash that selects an id's stripe. Fibonacci hashing, so that adjacent ids use different stripes.
+/// Hash that selects an id's stripe. Fibonacci hashing assigns adjacent ids to different stripes.
 #[inline]
 fn stripe_of(id: u64) -> u64 {
     id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
 /// Guard of a write to an existence space. On drop it marks the catalogue if the write opened a
-/// table or moved outliers. A write may do so even if it is refused.
+/// table or moved outliers. Even a refused write may open a table or move outliers.
 pub(super) struct PairGuard<'a> {
     turn: WriteGuard<'a, Mark>,
     space: &'a phantom::Space,
@@ -148,7 +148,8 @@ impl Engines {
         turn.mark(Mark::row(space.number, id));
     }
 
-    /// Starts to watch a key. Returns its state for [`Engines::has_changed`].
+    /// Starts to watch a key. Returns the key's current state, to be passed to
+    /// [`Engines::has_changed`].
     pub fn watch(&self, place: Place) -> WatchedState {
         let changes = self.watches.watch(place);
         // Wait for a writer that holds the stripe. Later writers see the watch.
@@ -174,8 +175,8 @@ impl Engines {
     }
 
     /// Excludes schema changes and other writers of these ids, or all writers for `None`, until the
-    /// guard is dropped. All marks are in one log batch; `reserved` guarantees that they fit. The
-    /// caller may write only these ids, and only with a reservation.
+    /// guard is dropped. All marks are in one log batch; `reserved` guarantees that the marks fit
+    /// into the batch. The caller may write only these ids, and only with a reservation.
     pub fn exclusive<'a>(
         &'a self,
         ids: Option<Vec<u64>>,

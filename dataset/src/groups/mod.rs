@@ -68,9 +68,9 @@ pub struct Pending {
 /// Consumer of a group.
 #[derive(Clone, Debug, Default)]
 pub struct Consumer {
-    /// Unix time of its last command in milliseconds.
+    /// Unix time of the consumer's last command in milliseconds.
     pub seen_ms: u64,
-    /// Entries delivered to it and not acknowledged.
+    /// Entries delivered to this consumer and not acknowledged.
     pub pending: BTreeSet<Id>,
 }
 

@@ -50,7 +50,7 @@ struct Process<'a> {
     unset: RefCell<BTreeSet<Flag>>,
 }
 
-/// State at the end of a process: the flags set by its clients, and the counts in TM.SPACE LIST.
+/// State at the end of a process: the flags that its clients set, and the counts in TM.SPACE LIST.
 struct Known {
     set: BTreeSet<Flag>,
     unset: BTreeSet<Flag>,
