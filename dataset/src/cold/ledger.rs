@@ -49,13 +49,13 @@ pub struct PairLedger {
     ledger: Ledger,
     shared: Arc<ColdCache>,
     is_attached: AtomicBool,
-    /// Whether the last flush failed. If so, writers do not wait for memory.
+    /// Whether the last flush failed. In this state writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
     /// Counters of lookups.
     pub figures: LedgerFigures,
     /// Progress of filter rebuilds from the ledger.
     pub rebuilds: Rebuilds,
-    /// Contains all ids if the last trim skipped a damaged range.
+    /// Quarantined id ranges. Contains all ids if the last trim skipped a damaged range.
     pub(crate) damaged: Quarantine,
 }
 
@@ -90,7 +90,7 @@ impl PairLedger {
         })
     }
 
-    /// The underlying ledger.
+    /// Returns the ledger itself, without the cache and the counters.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -114,7 +114,7 @@ impl PairLedger {
         covered: u64,
         log: impl FnOnce() -> store::Result<u64>,
     ) -> store::Result<u64> {
-        // Call this before the first run exists, because requests must then check for cold pairs.
+        // Call this before the first run exists: from then on requests must check for cold pairs.
         self.shared.begins();
         let flushed = self.ledger.flush(store, flush, covered, log);
         if let Some(error) = self.ledger.take_unreadable() {
@@ -223,7 +223,7 @@ impl PairLedger {
         Ok(answer)
     }
 
-    /// Whether any pair of `id` is set. Blocks on disk reads.
+    /// Whether any pair of `id` is set. The call blocks while it reads from disk.
     pub fn has_any(&self, id: u64) -> Result<bool, Unreadable> {
         let pairs = self.ledger.list((id, id), None, 1);
         let pairs = pairs.inspect_err(|error| self.shared.record_failure(error));
@@ -237,7 +237,7 @@ impl PairLedger {
     }
 
     /// Returns the form in which a mark stores a member. [`PairLedger::logged`] finds the pair by
-    /// it.
+    /// this form.
     #[inline]
     pub(crate) fn marked(&self, id: u64, member: &Member<'_>) -> MarkedMember {
         match member {
@@ -246,8 +246,8 @@ impl PairLedger {
         }
     }
 
-    /// Member and current state of a marked pair. `None` if it is no longer in memory: the log
-    /// already has its last state, or its id was dropped.
+    /// Member and current state of a marked pair. `None` if the pair is no longer in memory: the
+    /// log already has its last state, or its id was dropped.
     pub(crate) fn logged(&self, id: u64, member: MarkedMember) -> Option<(OwnedMember, bool)> {
         match member {
             MarkedMember::Number(number) => {
@@ -285,7 +285,7 @@ impl Lookup {
         self.ledger.key(id, member)
     }
 
-    /// Reads blocks until the result is known. Blocks on disk reads.
+    /// Reads blocks of the ledger until the result is known. The call blocks during these reads.
     pub(crate) fn read(self) -> (Key, Read) {
         let (key, seen, ledger) = (self.key(), self.question.seen(), self.ledger);
         let mut question = self.question;
