@@ -53,7 +53,7 @@ impl Hasher for PairHashHasher {
 }
 
 pub(crate) struct DeletedPairs {
-    /// Number of shards after the first insertion.
+    /// Number of shards that the first insertion allocates.
     most_shards: usize,
     shards: OnceLock<Box<[RwLock<Hashes>]>>,
     /// Number of pairs plus reservations.
@@ -93,7 +93,7 @@ impl DeletedPairs {
     }
 
     /// Reserves room for one pair. Returns `false` if the set already has `most` pairs. The caller
-    /// must insert or [release](DeletedPairs::release).
+    /// must then insert a pair or [release](DeletedPairs::release) the reservation.
     pub(crate) fn reserve(&self, most: usize) -> bool {
         let room = |len: usize| len.checked_add(1).filter(|&len| len <= most);
         self.len.fetch_update(SeqCst, SeqCst, room).is_ok()
@@ -135,7 +135,7 @@ impl DeletedPairs {
         removed
     }
 
-    /// Calls `f` for all pairs, one shard at a time. May miss concurrent changes.
+    /// Calls `f` for all pairs, one shard at a time. May miss pairs that are inserted concurrently.
     pub(crate) fn for_each(&self, mut f: impl FnMut(u128)) {
         for shard in self.shards.get().into_iter().flatten() {
             let hashes: Vec<u128> = shard.read().iter().copied().collect();
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(revoked.len(), 2);
     }
 
-    /// Regression: sets that had shrunk retained memory without reporting it.
+    /// Regression test: sets that had shrunk retained memory without reporting it.
     #[test]
     fn what_a_larger_set_took_is_given_back() {
         let mut rng = fastrand::Rng::with_seed(1);

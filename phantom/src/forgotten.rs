@@ -11,7 +11,7 @@
 //!
 //! Readers take no lock. A writer adds an id in place, or builds a larger map and swaps it in.
 //! While no id is forgotten, a lookup costs one extra branch. The ids below the horizon are removed
-//! together with their tables; `max_forgotten` bounds the number of the others.
+//! together with their tables; `max_forgotten` limits the number of remaining ids.
 
 use crate::hash::{Pair, Seed, mix};
 use arc_swap::ArcSwap;
@@ -121,7 +121,7 @@ impl Forgotten {
         if self.any() { self.now.load().of(self.secret, id) } else { 0 }
     }
 
-    /// Converts pairs of generation 0 to the current generation of their ids.
+    /// Recomputes pairs of generation 0 in the current generations of their ids.
     #[cold]
     #[inline(never)]
     pub(crate) fn renew(&self, seed: Seed, pairs: &mut [Pair]) {
@@ -160,7 +160,7 @@ impl Forgotten {
         true
     }
 
-    /// Replaces the map by one with room for `room` ids, without ids below the horizon.
+    /// Replaces the map by one that has room for `room` ids and omits ids below the horizon.
     fn rebuild(&self, now: &Generations, room: usize, horizon: u64) -> Arc<Generations> {
         let next = Generations::with_room(room);
         let kept = now.all().filter(|(id, _)| *id >= horizon);
@@ -186,8 +186,8 @@ impl Forgotten {
         }
     }
 
-    /// Returns the result of [`Forgotten::within`] under the writers' lock. A thread that raises a
-    /// generation afterwards sees all earlier writes of the thread that made this call.
+    /// Returns the result of [`Forgotten::within`] while holding the writers' lock. A thread that
+    /// raises a generation afterwards sees all earlier writes of the thread that made this call.
     pub(crate) fn note(&self, low: u64, last: u64) -> Vec<(u64, u64)> {
         let _writing = self.writing.lock();
         self.within(low, last)

@@ -1,8 +1,8 @@
 //! Fuzz target for the table decoder, and a deterministic test with seeded random input.
 //!
 //! Random bytes would never pass the checks of magic, fingerprint and checksums. The first byte of
-//! the input selects which of them to repair, so that corrupt data reaches the code behind those
-//! checks.
+//! the input selects which of these fields to repair, so that corrupt data reaches the code behind
+//! the checks.
 
 use crate::{DecodeError, Member, Options, Space, StoredTable, TableDecoder};
 
@@ -19,8 +19,8 @@ fn options() -> Options {
     }
 }
 
-/// Decodes a table without checksums and uses the result. The decoder must either return an error
-/// or a usable table. It must not panic or exceed the memory limit.
+/// Decodes a table without verifying checksums, and uses the result. The decoder must either return
+/// an error or a usable table. It must not panic or exceed the memory limit.
 ///
 /// Bits of the first byte: 1 repairs magic and fingerprint, 2 pads the end with zeros, 4 feeds the
 /// input in pieces.
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::Unreadable;
 
-    /// Returns [`space`] with `pairs` more pairs, and deletes the last `unset` of them.
+    /// Returns [`space`] with `pairs` more pairs, of which the last `unset` are deleted again.
     fn grown(pairs: u64, unset: u64) -> Space {
         let other = space();
         for member in 100..100 + pairs {
@@ -138,7 +138,7 @@ mod tests {
             let mut input = vec![rng.u8(..)];
             input.extend_from_slice(&whole);
             for _ in 0..rng.u32(0..4) {
-                // Most corruption goes to the header, which controls the decoder.
+                // Most of the corruption goes to the header, which controls the decoder.
                 let at = 1 + if rng.u32(0..4) > 0 {
                     rng.usize(0..200)
                 } else {

@@ -7,9 +7,9 @@
 //!   later generation:    XXH3-128( id LE 8 | hash of the pair LE 16 | generation LE 8 )   32
 //! ```
 //! All use the space's secret seed. The inputs differ in length, so pairs of different kinds never
-//! share an input, and no client can name a canary. The id and the member are hashed together:
-//! packing both into one word would make some pairs collide with certainty. Without the seed no
-//! client can target one page of a filter.
+//! share an input, and no client can construct a canary. The id and the member are hashed together,
+//! because packing both into one word would make some pairs collide with certainty. Without the
+//! seed no client can target one page of a filter.
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -37,7 +37,7 @@ impl From<u64> for Member<'_> {
     }
 }
 
-/// Hashed pair, as stored in the log. The id selects the table.
+/// Hashed pair, as stored in the log. The id selects the pair's table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pair {
     /// Id of the pair.
@@ -103,7 +103,7 @@ impl Number {
     fn pair(self, id: u64) -> Pair {
         let (low, high) = multiply(id ^ self.flip, PRIME64_1);
         let high = high.wrapping_add(self.add);
-        // 15 is the length of the input minus one.
+        // 15 is the input length minus one.
         let low = low.wrapping_add(15 << 54) ^ high.swap_bytes();
         let (low, more) = multiply(low, PRIME64_2);
         Pair {
@@ -184,7 +184,7 @@ impl Seed {
         Pair::from_hash(first.id, xxh3_128_with_seed(&input, self.0))
     }
 
-    /// Returns the `n`-th canary at `id`, a pair that no client can set.
+    /// Returns the `n`-th canary of an id. A canary is a pair that no client can set.
     pub(crate) fn canary(self, id: u64, n: u64) -> Pair {
         let mut input = [0; 35];
         input[..8].copy_from_slice(&id.to_le_bytes());
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(found, FROZEN);
     }
 
-    /// The hand-written hash of numbers must equal the library's.
+    /// The hand-written hash of numeric members must equal the hash of the library.
     #[test]
     fn numbers_are_hashed_as_the_library_does() {
         let mut rng = fastrand::Rng::with_seed(16);

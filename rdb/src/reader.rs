@@ -1,4 +1,4 @@
-//! Lengths and strings of an RDB value.
+//! Reads the lengths and strings of an RDB value.
 
 use crate::error::Error;
 use crate::lzf;
@@ -15,7 +15,8 @@ pub enum Element<'a> {
     Expires,
 }
 
-/// Buffer for strings that the payload contains in another encoding.
+/// Buffer for strings that are not stored verbatim in the payload, such as integers and compressed
+/// strings.
 #[derive(Default)]
 pub(crate) struct Scratch(Vec<u8>);
 
@@ -99,7 +100,7 @@ impl<'a> PayloadReader<'a> {
         Ok(scratch.decimal(integer))
     }
 
-    /// Checks that no bytes follow.
+    /// Checks that no bytes follow the value.
     pub(crate) fn end(&self) -> Result<(), Error> {
         if self.rest.is_empty() {
             Ok(())

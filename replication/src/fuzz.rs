@@ -1,8 +1,8 @@
-//! Fuzz target for links, and a deterministic test of it with seeded input.
+//! Fuzz target for replication links, and a deterministic test that feeds it seeded input.
 //!
 //! A real master sends to a real replica. An intermediary drops, repeats, changes and forges
 //! messages. Forged messages have valid checksums, including those of segments, batches and
-//! manifests. Each end must continue, or end the link with an error.
+//! manifests. Each end of the link must continue, or close the link with an error.
 
 use crate::wire::{MessageReader, MessageWriter, read_to_master, read_to_replica};
 use crate::{Follower, FollowerStep, LinkError, LogSource, ReplicaHost, Sender, Timeouts};
@@ -25,7 +25,7 @@ impl<'a> Input<'a> {
         first
     }
 
-    /// Returns `was` unchanged in half of all cases, otherwise a nearby or an extreme number.
+    /// In half of all cases returns `was` unchanged, otherwise a nearby or an extreme number.
     fn number(&mut self, was: u64) -> u64 {
         match self.byte() {
             0..128 => was,
@@ -46,7 +46,7 @@ impl<'a> Input<'a> {
 struct MessageStream {
     reader: MessageReader,
     sent: u64,
-    /// Last segment header, and the offset after its last batch, for forged batches.
+    /// Last segment header, for forged batches. The next field is the offset after the last batch.
     segment: Option<SegmentHead>,
     byte: u64,
 }
@@ -228,7 +228,7 @@ fn master() -> (Store, Log) {
     made().expect("this disk has no faults")
 }
 
-/// Tests messages and whole links.
+/// Tests the decoding of messages, and whole links.
 pub fn link(input: &[u8]) {
     messages(input);
     let mut input = Input(input);
@@ -282,7 +282,8 @@ fn talk(
     Ok(FollowerStep::On)
 }
 
-/// Tests arbitrary message bodies: an accepted message must be canonical.
+/// Tests arbitrary message bodies. If a body is accepted, encoding the message again must give the
+/// same bytes.
 fn messages(body: &[u8]) {
     let (mut writer, mut bytes) = (MessageWriter::default(), Vec::new());
     if let Ok(message) = read_to_master(body) {
@@ -327,7 +328,7 @@ mod tests {
     }
 
     /// After a power cut during the creation of the first segment, the folder contains an empty
-    /// segment file. The log begins after it.
+    /// segment file. The log begins after this file.
     #[test]
     fn a_log_that_does_not_begin_with_its_oldest_file_is_fetched() {
         let disk = Arc::new(SimDisk::new(1));
@@ -348,7 +349,7 @@ mod tests {
     }
 
     /// A replica reads nothing until the pinned log exceeds its limit. The sender must release the
-    /// pin although it cannot notify the replica.
+    /// pin even though it cannot notify the replica.
     #[test]
     fn unread_full_sync_pins_no_more_log_than_the_limit() {
         let (store, log) = master();
@@ -385,7 +386,7 @@ mod tests {
     }
 
     /// The log repeatedly exceeds the limit while the replica verifies files of an earlier link.
-    /// The replica must not verify them again.
+    /// The replica must not verify the same files again.
     #[test]
     fn verified_files_stay_verified_when_manifest_is_sent_again() {
         let (store, log) = master();
@@ -418,7 +419,7 @@ mod tests {
                 if follower.is_verifying() {
                     follower.look(&mut here, &mut up).expect("its own disk works");
                 }
-                // The first link transfers the files and is cut.
+                // The first link transfers the files, and is closed before the sync is complete.
                 if link == 0 {
                     FollowerStep::On
                 } else {
@@ -450,7 +451,7 @@ mod tests {
         }
     }
 
-    /// A link without the intermediary transfers everything.
+    /// A link without the intermediary transfers the complete data set.
     #[test]
     fn an_honest_link_ends_with_the_masters_data() {
         let (store, log) = master();

@@ -1,5 +1,5 @@
-//! Writes a table to disk page by page: a spill of a table in memory, or a merge of late pairs into
-//! a cold table.
+//! Writes a table to disk page by page. A rewrite either spills a table in memory, or merges late
+//! pairs into a cold table.
 
 use crate::Error;
 use crate::filter::{Filter, PAGE_BYTES};
@@ -80,9 +80,9 @@ impl Rewrite {
 }
 
 impl Space {
-    /// Begins a rewrite of the table that begins at `low`, and freezes the table if it is in
-    /// memory. A space runs one rewrite at a time. Returns `None` if there is no such table or if
-    /// it is the newest.
+    /// Begins a rewrite of the table that begins at `low`. Freezes the table if it is in memory. A
+    /// space runs one rewrite at a time. Returns `None` if no table begins at `low`, or if that
+    /// table is the newest.
     pub fn begin_rewrite(&self, low: u64) -> Result<Option<Rewrite>, Error> {
         let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| range.1 < u64::MAX)
         else {
@@ -146,23 +146,24 @@ impl Space {
         }
     }
 
-    /// Ends a rewrite. `below` contains all pages and serves lookups from now on.
+    /// Ends a rewrite. From now on, `below` serves lookups; it contains all pages.
     pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn ColdBackend>) {
         let Some(cold) = rewrite.table.cold() else { return };
         // C1: a concurrent merge must not treat a pair as late after its page was written.
         let _alone = self.merging.lock();
         let lower = ColdSource::Disk(below, Arc::new(rewrite.contents.chain));
         let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
-        // C1.
+        // C1: the new lower filters already contain these pairs.
         cold.forget_late(&rewrite.contents.late);
-        // Readers may still use the table; the pool reuses its memory after the last one.
+        // Readers may still use the table. The pool reuses its memory after the last reader has
+        // released it.
         let retire = |lower: &ColdSource| match lower {
             ColdSource::Memory(table) => self.filter_pool.retire(table.clone()),
             ColdSource::Disk(..) => {}
         };
         retire(&old);
         if !Arc::ptr_eq(&old, &rewrite.contents.lower) {
-            // This was a rebuild.
+            // The rewrite was a rebuild.
             rewrite.table.set_outdated(false);
             retire(&rewrite.contents.lower);
         }

@@ -34,7 +34,7 @@ use world::World;
 const TIMEOUTS: Timeouts = Timeouts { heartbeat_ms: 1_000, timeout_ms: 5_000 };
 const STEP_MS: u64 = 100;
 
-/// Numbers of events in all runs.
+/// Numbers of events, summed over all runs.
 #[derive(Debug, Default)]
 struct Figures {
     pub(crate) writes: u64,
@@ -45,8 +45,8 @@ struct Figures {
     pub(crate) promotions: u64,
     pub(crate) crashes: u64,
     pub(crate) dropped: u64,
-    /// Number of full syncs that dropped diverged batches. The next two fields count those whose
-    /// divergence was known exactly, and those for which it was unknown.
+    /// Number of full syncs that dropped diverged batches. The next two fields count the full syncs
+    /// whose divergence was known exactly, and those whose divergence was unknown.
     pub(crate) parted: u64,
     pub(crate) exactly: u64,
     pub(crate) untold: u64,

@@ -26,15 +26,15 @@ pub(crate) struct Node {
     pub(crate) seed: u64,
     pub(crate) options: StoreOptions,
     pub(crate) life: Option<Life>,
-    /// Index of the master; `None` for a master. Survives crashes.
+    /// Index of the node's master, or `None` if the node is a master. The value survives crashes.
     pub(crate) follows: Option<usize>,
     /// Whether the node has ever been a master or has followed one.
     pub(crate) has_data: bool,
     pub(crate) starts_at: u64,
     pub(crate) connects_at: u64,
-    /// Whether data must be durable before other nodes see it.
+    /// Whether data must be durable before the node shows it to other nodes.
     pub(crate) always: bool,
-    /// Durable end of the log when the node stopped. A power cut may still destroy data after it.
+    /// Durable end of the log when the node stopped. A power cut may still destroy later data.
     pub(crate) safe: u64,
     /// Writes that the node acknowledged as a replica and still has: offset, key, value.
     pub(crate) acknowledged: BTreeSet<(u64, u64, u64)>,

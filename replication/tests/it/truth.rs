@@ -1,11 +1,11 @@
-//! Record of every batch that was ever in a log, and of its predecessor. It never removes a batch,
-//! so it can always determine where two histories diverge.
+//! Record of every batch that was ever in a log, and of the batch's predecessor. A batch is never
+//! removed from the record, so the record always shows where two histories diverge.
 
 use super::node::{Kind, Life, Node};
 use std::collections::{BTreeMap, BTreeSet};
 use store::{Position, SEGMENT_HEAD_BYTES, Step, Tail};
 
-/// Point in a history. The pair of offset and chain value is unique.
+/// Point in a history, as a pair of offset and chain value. The pair is unique.
 pub(crate) type Place = (u64, u32);
 
 pub(crate) fn place(at: Position) -> Place {

@@ -1,4 +1,5 @@
-//! Main loop: steps with faults, followed by steps without faults until all nodes are equal.
+//! Main loop of the simulation: steps with faults, followed by steps without faults until all nodes
+//! are equal.
 
 use super::link::Link;
 use super::node::{Kind, Life, Map, Node, row};
@@ -118,8 +119,8 @@ impl World {
                     );
                     self.crash(n);
                 } else if let Some(Life { kind: Kind::Master(log), .. }) = &self.nodes[n].life {
-                    // Forget the writes that were lost in a power cut, because later writes reuse
-                    // their offsets.
+                    // Forget the writes that the master has lost in a power cut, because later
+                    // writes reuse their offsets.
                     let (term, end) = (log.term(), log.written().offset);
                     self.writes.retain(|w| w.0 != term || w.1 <= end);
                 }
@@ -142,7 +143,7 @@ impl World {
             }
             self.step();
         }
-        // End all faults. Only the newest master remains a master.
+        // End all faults, and keep only one master.
         self.calm = true;
         self.parted.clear();
         for n in 0..self.nodes.len() {
@@ -150,7 +151,8 @@ impl World {
             self.nodes[n].starts_at = 0;
         }
         self.step();
-        // The operator selects the branch with the most promotions, and prefers its master.
+        // Like an operator, select the branch with the most promotions, and prefer the master of
+        // that branch.
         let rank = |n: &usize| {
             let node = &self.nodes[*n];
             (
