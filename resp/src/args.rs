@@ -2,7 +2,8 @@
 
 use super::span::Span;
 
-/// Arguments of one request, beginning with the command's name. Cheap to copy: contains two slices.
+/// Arguments of one request, beginning with the command's name. Copying the value is cheap, because
+/// it contains only two slices.
 #[derive(Clone, Copy)]
 pub struct Args<'a> {
     bytes: &'a [u8],
@@ -21,7 +22,7 @@ impl<'a> Args<'a> {
         self.spans.len()
     }
 
-    /// Whether there are no arguments. A whole request has at least one argument. A part of a
+    /// Whether there are no arguments. A complete request has at least one argument; a part of a
     /// request may have none.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -38,13 +39,13 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// Returns the arguments from `first` on.
+    /// Returns the arguments from index `first` on.
     #[inline]
     pub fn from(&self, first: usize) -> Args<'a> {
         Args { bytes: self.bytes, spans: self.spans.get(first..).unwrap_or(&[]) }
     }
 
-    /// Returns the arguments before `end`.
+    /// Returns the arguments before index `end`.
     #[inline]
     pub fn until(&self, end: usize) -> Args<'a> {
         Args { bytes: self.bytes, spans: self.spans.get(..end).unwrap_or(self.spans) }
