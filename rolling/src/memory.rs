@@ -127,8 +127,8 @@ fn hint<const KIND: i32, T>(at: &T) {
     unsafe { std::arch::x86_64::_mm_prefetch::<KIND>(std::ptr::from_ref(at).cast()) };
 }
 
-/// Returns a bitmap of the bytes of `words` that equal `byte`; the lowest byte corresponds to bit
-/// 0. `words` must not exceed eight words.
+/// Returns a bitmap of the bytes of `words` that equal `byte`. The lowest bit stands for the lowest
+/// byte. There may be at most eight words.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub fn equal_bytes<const N: usize>(words: [u64; N], byte: u8) -> u64 {

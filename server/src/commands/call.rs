@@ -1,4 +1,5 @@
-//! Execution context of a command: arguments, reply, and functions to wait for other work.
+//! Execution context of a command: its arguments, its reply, and functions that wait for other
+//! work.
 
 use crate::commands::turn::Step;
 use crate::session::suspend::SuspendResult;
@@ -15,7 +16,7 @@ use node::runtime::blocking_task::{apart, apart_for};
 use resp::{Args, Protocol, Reply};
 use std::sync::Arc;
 
-/// Returns the bytes of a reply, or of the refusal.
+/// Encodes a reply, or the error if `write` refuses the request.
 pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> Outcome) -> Vec<u8> {
     let mut out = Vec::new();
     let mut reply = Reply::new(&mut out, protocol);
@@ -26,7 +27,7 @@ pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> O
     out
 }
 
-/// Lock that excludes other writers. `None` inside EXEC, which already holds the lock.
+/// Lock that excludes other writers. `None` inside EXEC, because EXEC already holds the lock.
 pub(crate) type ExclusiveGuard<'a> = Option<store::Exclusive<'a, Mark>>;
 
 pub(crate) struct Call<'a> {
@@ -48,8 +49,8 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Returns the arity error. Used where the declared arity is not sufficient, for example for a
-    /// field without a value.
+    /// Returns the arity error. Used where the declared arity does not suffice, for example if a
+    /// field has no value.
     pub(crate) fn wrong_arity(&self) -> Refusal {
         refuse!("ERR wrong number of arguments for '{}' command", self.spec.name)
     }
@@ -63,8 +64,8 @@ impl<'a> Call<'a> {
         )
     }
 
-    /// Checks whether the log accepts changes. Call it before the first change. EXEC checks once
-    /// for all its commands.
+    /// Checks whether the log accepts changes. Must be called before the first change. EXEC checks
+    /// once for all of its commands.
     #[inline]
     pub(crate) fn admit_write(&mut self) -> Outcome {
         if let Some(admitted) = &self.session.admitted {
@@ -79,9 +80,9 @@ impl<'a> Call<'a> {
     }
 
     /// Locks these ids against other writers until the guard is dropped, for a group of changes.
-    /// `bytes` is the maximum size of the group in the log (`log_size.rs`). Locks nothing inside
-    /// EXEC: EXEC already holds the locks, and they are not reentrant. Returns `None` if the log
-    /// has no room; the request is then executed again later.
+    /// `bytes` is the maximum size of the group in the log (`log_size.rs`). Inside EXEC this
+    /// function locks nothing, because EXEC already holds the locks and they are not reentrant.
+    /// Returns `None` if the log has no room. The request is then executed again later.
     pub(crate) fn alone(&mut self, ids: Vec<u64>, bytes: usize) -> Option<ExclusiveGuard<'a>> {
         if self.session.in_exec {
             return Some(None);
@@ -91,17 +92,17 @@ impl<'a> Call<'a> {
     }
 
     /// Reserves the maximum size of a log batch. Until the reservation is dropped, other groups of
-    /// changes have almost no room in the log. Returns `None` if the request has to wait. EXEC
+    /// changes have almost no room in the log. Returns `None` if the request must wait. EXEC
     /// reserves the batch before its first command
-    /// ([`log_size::may_change_schema`](crate::commands::log_size::reshapes)).
+    /// ([`log_size::may_change_schema`](crate::commands::log_size::may_change_schema)).
     pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::BatchReservation<'a, Mark>>> {
         if self.session.in_exec { Some(None) } else { self.reserve(MAX_CHANGE_BYTES).map(Some) }
     }
 
-    /// Reserves room in the log for a group of changes. Returns `None` if there is no room; the
+    /// Reserves room in the log for a group of changes. Returns `None` if there is no room. The
     /// request is then executed again later.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Option<store::BatchReservation<'a, Mark>> {
-        // Discards the result of an earlier wait.
+        // Discard the result of an earlier wait.
         self.session.suspension.come();
         let node: &'a Arc<Node> = self.node.node();
         let reserved = node.durability.committer().reserve(bytes);
@@ -115,9 +116,9 @@ impl<'a> Call<'a> {
         reserved
     }
 
-    /// Runs slow work (a scan, reading a filter, an fsync) on another thread and answers when it is
-    /// done. Later requests of this client wait. Inside EXEC the following commands also wait. If
-    /// EXEC holds locks, the work runs on this thread.
+    /// Runs slow work (a scan, reading a filter, an fsync) on another thread, and replies when the
+    /// work is done. Later requests of this client wait. Inside EXEC the following commands also
+    /// wait. If EXEC holds locks, the work runs on this thread.
     pub(crate) fn answer_later(
         &mut self,
         work: impl FnOnce(Now<'_>, &mut Reply<'_>) -> Outcome + Send + 'static,
@@ -139,7 +140,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Like [`Call::answer_later`], but holds no reference to the engines; `work` loads them
+    /// Like [`Call::answer_later`], but holds no reference to the engines, so `work` must load them
     /// itself. Must not be called inside EXEC.
     pub(crate) fn answer_without_engines(
         &mut self,
@@ -171,8 +172,8 @@ impl<'a> Call<'a> {
     }
 
     /// Returns whether this request may report the end of the log now. If not, the request runs
-    /// again when the log contains every acknowledged write. A request in a transaction with writes
-    /// never waits.
+    /// again when the log contains every acknowledged write. Inside a transaction that holds locks,
+    /// a request never waits.
     pub(crate) fn may_show_offsets(&mut self) -> bool {
         let is_second_run = self.session.suspension.come().is_some();
         let may_wait = !self.session.in_exec || self.session.may_suspend;
@@ -187,9 +188,9 @@ impl<'a> Call<'a> {
         false
     }
 
-    /// Runs `done` on another thread, then executes this request again.
+    /// Runs `done` on another thread. The request is executed again afterwards.
     pub(crate) fn again_when(&mut self, done: impl FnOnce(&Node) + Send + 'static) {
-        // Discards the result of an earlier wait.
+        // Discard the result of an earlier wait.
         self.session.suspension.come();
         self.suspension(move |node| {
             done(&node);
@@ -197,8 +198,8 @@ impl<'a> Call<'a> {
         });
     }
 
-    /// Defers this request's reply until the future resolves ([`answer`] produces its bytes).
-    /// Earlier replies of the same pipeline wait as well, unchanged.
+    /// Defers this request's reply until the future resolves. [`answer`] encodes such a reply.
+    /// Earlier replies of the same pipeline wait as well, and do not change.
     pub(crate) fn answer_when(&mut self, reply: impl Future<Output = Vec<u8>> + Send + 'static) {
         let wanted = self.session.replies == Replies::On;
         self.session.later = wanted;
@@ -208,7 +209,7 @@ impl<'a> Call<'a> {
         }));
     }
 
-    /// Counts a keyspace hit or miss for INFO.
+    /// Counts a hit or a miss for INFO's keyspace statistics.
     #[inline]
     pub(crate) fn note_found(&self, found: bool) {
         let tallies = &self.node.tallies[self.session.worker];
@@ -216,7 +217,7 @@ impl<'a> Call<'a> {
     }
 
     /// Resolves a key for a command that creates no data. Returns `None` for a key outside all
-    /// spaces, which counts as absent. An unknown field is still an error.
+    /// spaces; such a key counts as absent. An unknown field is still an error.
     #[inline]
     pub(crate) fn known(&self, key: &[u8]) -> Result<Option<KeyRef<'a>>, Refusal> {
         match self.node.engines().resolve(key) {
@@ -248,7 +249,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Resolves a counter's key to space, id and field position.
+    /// Resolves the key of a counter to its space, id and field position.
     #[inline]
     pub(crate) fn cell(&self, key: &[u8]) -> Result<(&'a CounterSpace, u64, usize), Refusal> {
         match self.node.engines().resolve(key)? {
@@ -271,7 +272,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Resolves argument `index` as the key of an id's members.
+    /// Resolves the argument at `index`, which is the key of the members of an id.
     #[inline]
     pub(crate) fn pairs(&self, index: usize) -> Result<(&'a ExistenceSpace, u64), Refusal> {
         match self.node.engines().resolve(self.args.at(index))? {
@@ -300,8 +301,8 @@ impl<'a> Call<'a> {
         id(self.args.at(index))
     }
 
-    /// Parses all arguments from `first` on as ids into `scratch.ids` ([`Call::check_each`]), or
-    /// `IDS packed` if the command accepts it.
+    /// Parses all arguments from index `first` on as ids, and appends the ids to `scratch.ids`
+    /// ([`Call::check_each`]). Also accepts `IDS packed` if the command allows packed ids.
     #[inline]
     pub(crate) fn read_ids(&mut self, first: usize) -> Outcome {
         let words = self.args.from(first);
@@ -319,8 +320,8 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Refuses a request that names no ids, or both packed and separate ones. A packed string may
-    /// be empty.
+    /// Refuses a request that contains no ids, or both packed ids and separate ids. A packed string
+    /// may be empty.
     pub(crate) fn check_given_ids(&self) -> Outcome {
         let ids = self.scratch.ids.len();
         match self.scratch.asked.packed {
@@ -331,8 +332,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Appends packed ids to `scratch.ids`. A request that runs in one turn may have
-    /// `max_request_args` of them.
+    /// Appends packed ids to `scratch.ids`. A request that runs in one turn may contain at most
+    /// `max_request_args` ids.
     pub(crate) fn read_packed_ids(&mut self, packed: &[u8]) -> Outcome {
         let ids = id_list::unpack(packed).ok_or(Refusal::PACKED_IDS)?;
         let most = if self.step == Step::Whole { self.session.args_limit } else { usize::MAX };
@@ -383,7 +384,7 @@ pub(crate) fn disk(error: store::Error) -> Refusal {
     refuse!("ERR {error}. {}", error.advice())
 }
 
-/// Sets an option; a repeated option is an error.
+/// Sets an option. Returns an error if the option was already set.
 pub(crate) fn set_option_once<T>(option: &mut Option<T>, value: T) -> Outcome {
     option.replace(value).map_or(Ok(()), |_| Err(Refusal::SYNTAX))
 }

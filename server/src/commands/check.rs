@@ -13,13 +13,14 @@ use node::roles::node::Now;
 use resp::{Args, Protocol};
 
 /// A member longer than `LONG_MEMBER` bytes may be combined with at most `MAX_HASHED_BYTES /
-/// length` ids, because it is hashed for each id. This bounds the execution time of a request.
+/// length` ids, because the member is hashed for each id. This bounds the execution time of a
+/// request.
 const LONG_MEMBER: usize = 1 << 10;
 
 const MAX_HASHED_BYTES: usize = 4 << 20;
 
-/// Finds the command of a request and checks whether the client may send it now. Also returns the
-/// numbers of the command and its subcommand (see [`name_of`]).
+/// Finds the command of a request, and checks whether the client may send this command now. Also
+/// returns the numbers of the command and its subcommand (see [`name_of`]).
 pub(crate) fn checked(
     found: Found,
     args: Args<'_>,
@@ -29,7 +30,7 @@ pub(crate) fn checked(
 ) -> Result<(u32, &'static Spec), Refusal> {
     let Some((number, spec)) = found else { return Err(unknown(args, session)) };
     let (spec, sub) = select(spec, args)?;
-    // A queued request runs without yielding, so that each packed id counts.
+    // A queued request runs without yielding, so each packed id counts as an argument.
     let is_queued = session.transaction.is_some() && spec.has(flag::PACKED);
     let packed_ids = if is_queued { count_packed(args) } else { 0 };
     if args.len() + packed_ids > args_limit {
@@ -68,12 +69,12 @@ fn too_many(most: usize) -> Refusal {
     refuse!("ERR too many arguments: at most {most} per request (max_request_args)")
 }
 
-/// Bounds the work of hashing one member for many ids.
+/// Limits the work of hashing one member for many ids.
 #[cold]
 fn check_member(spec: &Spec, of: Of, args: Args<'_>) -> Outcome {
     let length = args.at(MEMBER).len();
     let packed = id_list::packed(spec, args);
-    // Also counts the ids within compound entries. Options do not start with a digit.
+    // Also count the ids within compound entries. Options do not start with a digit.
     let ids_of = |at: usize| match args.at(at) {
         ids if packed == Some(at) => ids.len() / ID_BYTES,
         word if word.first().is_some_and(u8::is_ascii_digit) => word.split(|b| *b == b'/').count(),
@@ -100,8 +101,8 @@ pub(crate) fn note_rejected(found: Found, args: Args<'_>, session: &Session, nod
 #[cold]
 fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
     let name = args.at(0);
-    // First words of an HTTP request, which a malicious web page may send. The connection closes
-    // without a reply, so that the page learns nothing.
+    // These are the first words of an HTTP request, which a malicious web page may send. The
+    // connection closes without a reply, so that the page learns nothing.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
         tracing::warn!(
             "client {} sent HTTP: connection closed (possibly a cross-site attack); find the \

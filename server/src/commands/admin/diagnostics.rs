@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const SERVER: Group = Group::new("server", "2.8.13", NO_KEYS);
 const READ_FLAGS: u32 = ALWAYS | flag::ADMIN;
-/// Command tips of reports that describe only the node that executes them.
+/// Command tips of reports that describe only the node on which they are executed.
 const REPORT_OF_EACH: &[&str] =
     &["request_policy:all_nodes", "response_policy:special", "nondeterministic_output"];
 
@@ -175,7 +175,7 @@ fn latency_reset(call: &mut Call<'_>) -> Outcome {
 
 fn latency_histogram(call: &mut Call<'_>) -> Outcome {
     let wanted = crate::commands::admin::command::asked_names(call)?;
-    // A container command selects all its subcommands.
+    // The name of a container command selects all of its subcommands.
     let is_wanted = |name: &str| {
         let command = name.split('|').next().unwrap_or_default();
         wanted.is_empty()
@@ -262,7 +262,8 @@ fn memory_usage(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the bytes that a row takes in a full table. `None` if the row does not exist.
+/// Returns the number of bytes that a row takes in a full table, or `None` if the row does not
+/// exist.
 fn row_bytes(
     call: &mut Call<'_>,
     space: &CounterSpace,

@@ -126,7 +126,7 @@ fn time(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Result of waiting for SHUTDOWN's snapshot.
+/// Result of the future that waits for SHUTDOWN's snapshot.
 const SAVED: &[u8] = b"saved";
 
 fn shutdown(call: &mut Call<'_>) -> Outcome {
@@ -138,7 +138,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
         call.session.client.blocked.end(false);
         return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
     }
-    // Skip this if SHUTDOWN resumes after waiting for replicas.
+    // Skip these steps if SHUTDOWN resumes after waiting for replicas.
     if come.is_none() || is_saved {
         let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
         let is_known = |option: &[u8]| known.iter().any(|k| option.eq_ignore_ascii_case(k));
@@ -162,7 +162,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
             true => call.node.is_loaded() && !call.node.stop.is_stopped(),
             false => !has(b"nosave") && graceful_shutdown::saves_first(&call.node),
         };
-        // A second SHUTDOWN does not wait for the first one's snapshot.
+        // A second SHUTDOWN does not wait for the snapshot of the first.
         if saves && !is_saved && (call.node.stop.begin_save() || has(b"save")) {
             call.session.client.blocked.begin(false);
             let (node, forced) = (call.node.node().clone(), has(b"force") || !has(b"save"));

@@ -75,7 +75,7 @@ const INTEGERS: &[&str] = &[
     "ttl",
 ];
 const DOUBLES: &[&str] = &["error_rate", "error"];
-/// Argument names whose type is key, in commands with keys.
+/// Argument names whose type is key, in commands that have keys.
 const KEYS: &[&str] = &["key", "newkey", "source", "destination"];
 /// Commands whose numeric arguments are doubles instead of integers.
 const FRACTIONS: &[&str] = &["incrbyfloat", "hincrbyfloat", "debug|sleep"];
@@ -109,7 +109,7 @@ impl<'a> UsageParser<'a> {
         word
     }
 
-    /// Parses sequences separated by `|`. Returns a single sequence unchanged.
+    /// Parses sequences separated by `|`. A single sequence is returned unchanged.
     fn alternatives(&mut self) -> Vec<Argument> {
         let mut choices = vec![self.sequence()];
         while self.peek() == "|" {
@@ -122,14 +122,14 @@ impl<'a> UsageParser<'a> {
         vec![group("oneof", choices.into_iter().map(joined).collect())]
     }
 
-    /// Parses up to the end or a closing bracket.
+    /// Parses a sequence up to the end of the text or a closing bracket.
     fn sequence(&mut self) -> Vec<Argument> {
         let mut found: Vec<Argument> = Vec::new();
         while !["", "|", "]", ">"].contains(&self.peek()) {
             match self.next() {
                 "[" => match self.repeated() {
                     Some((length, with_token)) => {
-                        // Marks the preceding arguments as repeated.
+                        // Mark the preceding arguments as repeated.
                         let from = found.len() - length.min(found.len());
                         let mut again = joined(found.split_off(from));
                         (again.multiple, again.multiple_token) = (true, with_token);
@@ -162,8 +162,8 @@ impl<'a> UsageParser<'a> {
         found
     }
 
-    /// Parses the content of `[x ...]`, which repeats preceding arguments. Returns their number,
-    /// and whether the token is repeated.
+    /// Parses the content of `[x ...]`, which repeats the preceding arguments. Returns the number
+    /// of repeated arguments, and whether the token is repeated with them.
     fn repeated(&mut self) -> Option<(usize, bool)> {
         let close = self.words.iter().position(|word| *word == "]")?;
         let (inner, last) = self.words[..close].split_at(close.checked_sub(1)?);
@@ -180,7 +180,7 @@ impl<'a> UsageParser<'a> {
         let next = self.peek();
         let announces_one =
             next == "<" || (!["", "|", "[", "]", ">", "..."].contains(&next) && !is_token(next));
-        // A token before several words belongs to the whole bracket.
+        // A token before several words applies to all words in the bracket.
         let several = self
             .words
             .get(1)
@@ -215,7 +215,7 @@ impl<'a> UsageParser<'a> {
             _ if FRACTIONS.contains(&self.spec.name) && INTEGERS.contains(&name.as_str()) => {
                 "double"
             }
-            // Stream entry ids have two parts.
+            // Stream entry ids are strings, because they have two parts.
             "id" | "start" | "end" | "lastid" if self.spec.group == "stream" => "string",
             "min-idle-time" if self.spec.name.ends_with("claim") => "string",
             name if INTEGERS.contains(&name) => "integer",
@@ -260,7 +260,7 @@ mod tests {
     use crate::commands::families::install;
     use node::command::table::{find, with_numbers};
 
-    /// Formats an argument as redis-cli does. The result equals the parsed text.
+    /// Formats an argument as redis-cli does. The result must equal the parsed text.
     fn written(argument: &Argument) -> String {
         let parts: Vec<String> = argument.parts.iter().map(written).collect();
         let mut text = match (argument.kind, argument.token.as_deref()) {

@@ -1,5 +1,5 @@
-//! Requests of a client that wait for other nodes: how they were split, what was sent, and how the
-//! replies are merged ([`gather`](super::gather)).
+//! State of a client's requests that wait for other nodes: how each request was split, what was
+//! sent, and how the replies are merged ([`gather`](super::gather)).
 
 use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
 use crate::session::unseen::{Unseen, UnseenOptions};
@@ -12,7 +12,8 @@ use resp::{Args, Protocol, Reply, RequestQueue, elements, put_resp3};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Byte that fills all columns of an unavailable row in a packed page; counters read as -1.
+/// Byte that fills all columns of an unavailable row in a packed page. A counter of such bytes
+/// reads as -1.
 pub(crate) const MISSING: u8 = 0xff;
 
 /// Node that executes a part.
@@ -27,7 +28,7 @@ pub(super) struct Part {
     pub(super) at: At,
     pub(super) count: usize,
     pub(super) number: usize,
-    /// The complete reply, or an error of the coordinator if none arrived.
+    /// The complete reply, or the coordinator's error if no reply arrived.
     pub(super) reply: Vec<u8>,
     pub(super) is_answered: bool,
 }
@@ -39,15 +40,15 @@ pub(super) enum IdOwner {
 }
 
 pub(super) struct Plan {
-    /// Number of arguments before the first id, and of arguments per id.
+    /// Number of arguments before the first id. The next field is the number of arguments per id.
     pub(super) head: usize,
     pub(super) step: usize,
-    /// Argument position of each id, with its part or refusal.
+    /// For each id, its argument position, and the part or the refusal to which the id belongs.
     pub(super) ids: Vec<(u32, IdOwner)>,
-    /// Positions of options, which every part repeats.
+    /// Positions of the options. Every part repeats all options.
     pub(super) options: Vec<u32>,
     pub(super) parts: Vec<Part>,
-    /// Encoded errors of ids that no part contains.
+    /// Encoded errors of the ids that are in no part.
     pub(super) refusals: Vec<Vec<u8>>,
     pub(super) is_binary: bool,
     /// Layout hash to send to other nodes, if the command needs one.
@@ -66,7 +67,7 @@ impl Plan {
         IdOwner::Refusal(self.refusals.len() as u32 - 1)
     }
 
-    /// Returns the arguments of the request with only the selected ids.
+    /// Returns the arguments of the request, but with only the selected ids.
     pub(super) fn words<'a>(
         &self,
         args: Args<'a>,
@@ -95,8 +96,8 @@ impl Plan {
     }
 }
 
-/// Prefix of the layout hash, which is the last argument of a part. Eight little-endian bytes
-/// follow. No id or option has this form.
+/// Prefix of the layout hash, which is the last argument of a part. The prefix is followed by eight
+/// little-endian bytes. No id or option begins with this prefix.
 pub(super) const SHAPE: &[u8] = b"shape=";
 
 fn put_shape(shape: u64, out: &mut Vec<u8>) {
@@ -110,11 +111,12 @@ pub(super) struct Page {
     pub(super) spec: &'static Spec,
     pub(super) request: RequestQueue,
     pub(super) plan: Plan,
-    /// For a packed page: number of counters and of flags of the view and of each joined view.
+    /// For a packed page: the number of counters and of flags, for the view and for each view
+    /// joined with it.
     pub(super) columns: Option<Vec<(usize, usize)>>,
-    /// Options of PH.UNSEEN, whose parts are requests for the flag of each id.
+    /// Options of PH.UNSEEN. The parts of such a request ask for the flag of each id.
     pub(super) unseen: Option<UnseenOptions>,
-    /// Range in the turn's output that the reply replaces.
+    /// Range of the turn's output that the reply will replace.
     pub(super) place: Range<usize>,
     pub(super) protocol: Protocol,
     pub(super) again: Vec<(usize, Vec<u8>)>,
@@ -146,7 +148,8 @@ impl Page {
         };
         for part in 0..self.plan.parts.len() {
             let At::Shard(master) = self.plan.parts[part].at else { continue };
-            // This node is a replica of that shard and may not serve the read, so ask its master.
+            // This node is a replica of that shard and may not serve the read. Send the part to the
+            // shard's master.
             let is_own = topology
                 .own_master()
                 .is_some_and(|own| std::ptr::eq(own, &raw const topology.members()[master]));
@@ -194,7 +197,7 @@ impl Page {
         }
     }
 
-    /// Returns the element of each id, in order, and the trailing error of the page, if any.
+    /// Returns the element of each id, in order, and the error that follows the last row, if any.
     fn elements(&self) -> (Vec<&[u8]>, Option<&[u8]>) {
         let mut replies: Vec<_> = self.plan.parts.iter().map(|p| elements(&p.reply)).collect();
         let mut again = self.again.iter().peekable();
@@ -288,8 +291,8 @@ impl Page {
         }
     }
 
-    /// Selects the unseen ids from the elements of PH.EXISTS or PH.ADD. Any error is the whole
-    /// reply.
+    /// Selects the unseen ids, given the elements of PH.EXISTS or PH.ADD. If any element is an
+    /// error, that error becomes the whole reply.
     fn write_unseen(&self, options: UnseenOptions, elements: &[&[u8]], out: &mut Vec<u8>) {
         if let Some(error) = elements.iter().find(|element| element.starts_with(b"-")) {
             return out.extend_from_slice(error);
@@ -308,7 +311,7 @@ impl Page {
     }
 }
 
-/// Returns whether the change is idempotent.
+/// Returns whether a change is idempotent, that is, safe to retry.
 fn is_idempotent(spec: &Spec, args: Args<'_>) -> bool {
     let has_token = args.len() > 2 && args.at(args.len() - 2).eq_ignore_ascii_case(b"TOKEN");
     spec.name != "cnt.mincrby" || has_token
@@ -320,7 +323,7 @@ fn moved_to(element: &[u8]) -> Option<Address> {
 }
 
 /// Writes a packed page in the format of FEED.GET ... BINARY. Unavailable rows consist of
-/// [`MISSING`] bytes, and the first error follows.
+/// [`MISSING`] bytes. The first error, if any, follows the page.
 fn write_packed(
     columns: &[(usize, usize)],
     rows: &[&[u8]],
@@ -335,7 +338,7 @@ fn write_packed(
     put_head(out, b'$', rows.len() * width);
     for row in rows {
         let end = out.len() + width;
-        // An error has no columns.
+        // If the row is an error, it has no cells, and `resize` below fills the columns.
         let mut cells = elements(row).into_iter().flatten();
         for (counters, flags) in columns {
             for cell in cells.by_ref().take(*counters) {
@@ -361,7 +364,7 @@ impl Gathering {
         });
     }
 
-    /// Returns the replies once every part has arrived or timed out.
+    /// Waits until every part has arrived or timed out, and returns the replies.
     pub(crate) async fn joined(mut self, process: Arc<Process>) -> Vec<Joined> {
         let mut answers = self.batch.answers().await;
         let again = Arc::new(Batch::default());
@@ -388,6 +391,6 @@ impl Gathering {
 }
 
 fn has_moved(reply: &[u8]) -> bool {
-    // Fast path: replies rarely contain a minus sign.
+    // Fast path: most replies contain no minus sign.
     reply.contains(&b'-') && reply.windows(7).any(|bytes| bytes == b"-MOVED ")
 }

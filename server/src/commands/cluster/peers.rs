@@ -1,10 +1,11 @@
 //! Connections of a worker to other cluster nodes, for parts of pages.
 //!
-//! A worker has one connection per node and shares it among its clients. Requests queued in one
-//! event-loop iteration go out in one write. Replies arrive in request order. A request without a
-//! reply within `cluster.peer_timeout` fails, and a late reply is discarded. A connection
-//! without replies for that time is closed. While a node is unreachable, requests to it fail
-//! immediately; reconnects follow every [`RETRY_EVERY`].
+//! A worker has one connection per node and shares it among its clients. The requests that are
+//! queued in one event-loop iteration are sent in one write. Replies arrive in the order of the
+//! requests. A request without a reply within `cluster.peer_timeout` fails, and a late reply is
+//! discarded. A connection on which no reply arrives for that time is closed. While a node is
+//! unreachable, requests to it fail immediately, and the worker tries to reconnect every
+//! [`RETRY_EVERY`].
 
 use node::client::connect;
 use node::cluster::topology::MAX_NODES;
@@ -30,31 +31,34 @@ use tokio::time::Sleep;
 
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 const READ_BYTES: usize = 64 << 10;
-/// Maximum number of unsent request bytes per node.
+/// Maximum number of unsent request bytes per connection.
 const MAX_UNSENT_BYTES: usize = 16 << 20;
-/// Maximum number of requests without a reply.
+/// Maximum number of requests per connection that have no reply yet.
 const MAX_PENDING_REQUESTS: usize = 1 << 16;
-/// Maximum number of connections per worker: two to every node of a topology, one per role.
+/// Maximum number of connections per worker. Every node of a topology may have two, one per role.
 const MAX_LINKS: usize = 2 * MAX_NODES;
-/// Maximum reply size. A larger reply closes the connection and fails all its requests.
+/// Maximum size of a reply in bytes. A larger reply closes the connection, which fails all pending
+/// requests.
 const MAX_REPLY_BYTES: usize = 512 << 20;
-/// Maximum size of a reply that is stored even above the client's output limit. Replies to writes
-/// do not exceed this size.
+/// Maximum size in bytes of a reply that is stored even if the replies exceed the client's output
+/// limit. Replies to writes do not exceed this size.
 const SMALL_REPLY_BYTES: usize = 1 << 10;
-/// One in this many reads goes to a node other than the nearest, to update its measured latency.
+/// One in this many reads is not sent to the nearest node but to the next node in turn, so that its
+/// latency is measured again.
 const LOOK_AGAIN: u32 = 64;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     Unsent(String),
-    /// The request was sent; its effect is unknown.
+    /// The request was sent, but its effect is unknown.
     Lost(String),
 }
 
 /// Complete reply of another node, or a failure.
 pub(crate) type Answer = Result<Vec<u8>, Failure>;
 
-/// Requests of a client to other nodes. The batch completes when all of them have replies.
+/// Requests of one client to other nodes. The batch is complete when every request has a reply or
+/// has failed.
 #[derive(Default)]
 pub(crate) struct Batch(Mutex<Answers>);
 
@@ -86,7 +90,8 @@ impl Batch {
         }
     }
 
-    /// Stores a reply, or an error if the replies of the batch would exceed `most` bytes.
+    /// Stores a reply. If the replies of the batch would exceed `most` bytes, stores an error
+    /// instead.
     fn reply(&self, number: usize, reply: &[u8], most: usize) {
         let is_too_much = {
             let mut answers = self.0.lock();
@@ -112,7 +117,7 @@ impl Batch {
     }
 }
 
-/// Node address and role. A connection with the role replica is used for reads only.
+/// Address and role of a node. If the role is replica, the connection is used for reads only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Address {
     pub(crate) host: String,
@@ -138,7 +143,7 @@ impl Address {
     }
 }
 
-/// A request without a reply. `batch` is `None` if the request has timed out.
+/// A request that has no reply yet. `batch` is `None` if the request has timed out.
 struct Waiter {
     batch: Option<Arc<Batch>>,
     number: usize,
@@ -147,19 +152,19 @@ struct Waiter {
 
 #[derive(Default)]
 struct PeerLinkState {
-    /// Error of requests made while the node is disconnected.
+    /// Error returned for requests that are made while the node is disconnected.
     down: Option<String>,
-    /// Unsent requests, and their number.
+    /// Encoded requests that were not sent yet. The next field is their number.
     out: Vec<u8>,
     unsent: usize,
     waiting: VecDeque<Waiter>,
     task: Option<Waker>,
-    /// Moving average of the response time in microseconds. 0 before the first measurement.
+    /// Moving average of the response time in microseconds, or 0 before the first measurement.
     response_us: u64,
     is_retired: bool,
 }
 
-/// Connection to one node; see the module documentation.
+/// Connection to one node. See the module documentation.
 pub(crate) struct Link {
     pub(crate) address: Address,
     state: Mutex<PeerLinkState>,
@@ -201,7 +206,7 @@ impl Link {
         number
     }
 
-    /// Returns whether the link is in use and no request is pending.
+    /// Returns whether no request is pending and the link is still in use.
     fn is_idle(&self) -> bool {
         let state = self.state.lock();
         state.waiting.is_empty() && !state.is_retired
@@ -240,7 +245,7 @@ impl Link {
                 }
                 Err(error) => (false, error),
             };
-            // A peer may close an idle connection (`idle_timeout`). That is not a failure.
+            // A peer may close an idle connection (`idle_timeout`). This is not a failure.
             if was_open && self.is_idle() {
                 tokio::time::sleep_until((began + RETRY_EVERY).into()).await;
                 continue;
@@ -276,14 +281,14 @@ fn late(timeout: Duration) -> String {
 
 struct Wire {
     socket: Socket,
-    /// Request bytes being sent, and the number of those already written.
+    /// Request bytes that are being sent. The next field is the number of bytes already written.
     out: Vec<u8>,
     sent: usize,
     unflushed: bool,
     input: Vec<u8>,
     end: ReplyEnd,
     heard: Instant,
-    /// Timeout of the request that was the oldest when the timer was set.
+    /// Timer for the request that was the oldest when the timer was set.
     due: Pin<Box<Sleep>>,
     is_due_set: bool,
 }
@@ -303,7 +308,7 @@ impl Wire {
         }
     }
 
-    /// Returns `Ready` with the reason when the connection ends.
+    /// Returns `Ready` with the reason once the connection has ended.
     fn poll(&mut self, cx: &mut Context<'_>, link: &Link, process: &Process) -> Poll<io::Error> {
         let outcome = self
             .write(cx, link)
@@ -384,7 +389,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Returns the number of bytes consumed. `most` limits the replies of one batch.
+    /// Assigns the replies in `bytes` to their requests, and returns the number of bytes consumed.
+    /// `most` limits the size of all replies in one batch.
     fn take(&mut self, bytes: &[u8], link: &Link, most: usize) -> io::Result<usize> {
         let mut start = 0;
         let mut state = link.state.lock();
@@ -456,7 +462,7 @@ impl Wire {
 #[derive(Default)]
 pub(crate) struct Peers {
     all: HashMap<Address, Arc<Link>>,
-    /// Links to the members of the topology, by position.
+    /// Topology to which `member_links` belongs. That list contains a link per member, by position.
     topology: Option<Arc<Topology>>,
     member_links: Vec<Option<Arc<Link>>>,
     turns: u32,
@@ -480,7 +486,8 @@ fn retire(link: &Link) {
 }
 
 impl Peers {
-    /// Returns the link to the node named by a MOVED error. `None` if [`MAX_LINKS`] is reached.
+    /// Returns the link to the node that a MOVED error names, or `None` if [`MAX_LINKS`] is
+    /// reached.
     pub(crate) fn moved_to(
         &mut self,
         address: Address,
@@ -499,7 +506,8 @@ impl Peers {
         link.clone()
     }
 
-    /// Switches to a new topology. Links to former members close when their requests have replies.
+    /// Switches to a new topology. A link to a former member closes when all of its requests have
+    /// replies.
     fn follow(&mut self, topology: &Arc<Topology>) {
         if self.topology.as_ref().is_some_and(|known| Arc::ptr_eq(known, topology)) {
             return;
@@ -527,7 +535,7 @@ impl Peers {
         link
     }
 
-    /// Returns the link to the node that serves reads or writes for a shard.
+    /// Returns the link to the node to which reads or writes of a shard are sent.
     pub(crate) fn of_shard(
         &mut self,
         topology: &Arc<Topology>,

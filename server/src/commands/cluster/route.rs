@@ -13,15 +13,15 @@ use resp::Args;
 pub(super) const CROSS_SLOT: Refusal =
     Refusal::fixed(b"CROSSSLOT Keys in request don't hash to the same slot");
 
-/// Determines which node serves a request, or all requests of a transaction.
+/// Determines which node serves a request or all requests of a transaction.
 pub(crate) struct Router<'a> {
     topology: &'a Topology,
     /// Whether a replica serves reads of this client (READONLY).
     reads_here: bool,
     first: Option<u16>,
     is_parted: bool,
-    /// Whether the ids belong to several slots. `are_all_here`: this node serves all of them.
-    /// `share_node`: one node serves all of them.
+    /// Whether the ids belong to several slots. `are_all_here` is true if this node serves all of
+    /// these slots, and `share_node` if a single node does.
     spans_slots: bool,
     are_all_here: bool,
     share_node: bool,
@@ -70,7 +70,8 @@ impl<'a> Router<'a> {
             return Err(refusal);
         }
         let Some(slot) = self.first else { return Ok(()) };
-        // As in Redis, refused even if one node owns all slots, since they may move apart.
+        // As in Redis, this is refused even if one node owns all slots, because the slots may later
+        // move to different nodes.
         if self.is_parted {
             return Err(CROSS_SLOT);
         }
@@ -97,11 +98,11 @@ pub(crate) fn reads_replica(session: &Session, node: Now<'_>) -> bool {
 }
 
 /// Returns whether this replica has the data of the master that the topology assigns. A replica
-/// without it would return missing rows or rows of another shard. The data stays valid while the
-/// link is down.
+/// that lacks this data would miss rows, or return rows of another shard. The data stays valid
+/// while the link is down.
 pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
     let (topology, replication) = (node.cluster.topology(), &node.replication);
-    // The topology changes before the node's role changes. With Sentinel, the master may appear
+    // The topology may change before this node's role does. With Sentinel, the master may appear
     // under another name.
     let is_ordered = || {
         let told = replication.master();
@@ -113,7 +114,7 @@ pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
         && (is_ordered() || !node.config().shard.is_empty())
 }
 
-/// Returns the error for a key whose slot would differ from the slot of its id.
+/// Returns the error for a key whose own slot would differ from the slot of its id.
 fn untagged(key: &[u8]) -> Option<Refusal> {
     let padded = |tag: &[u8]| tag.len() > 1 && tag[0] == b'0' && tag.iter().all(u8::is_ascii_digit);
     match tag_of(key) {
