@@ -1,4 +1,4 @@
-//! The HELP subcommand.
+//! HELP subcommand of container commands.
 
 use crate::commands::call::Call;
 use node::command::spec::Outcome;

@@ -1,7 +1,8 @@
-//! Cache prefetching for batches of small commands (HINCRBY, HMGET, SADD, FEED.ACT, ...).
+//! Prefetches cache lines for batches of small commands (HINCRBY, HMGET, SADD, FEED.ACT, ...).
 //!
-//! Without prefetching, each such command would wait for its own cache misses: a counter bucket, or
-//! two cache lines of a filter. Commands over many ids or keys prefetch their own items.
+//! Without prefetching, each of these commands would wait for its own cache misses: for a counter
+//! bucket, or for two cache lines of a filter. Commands with many ids or keys prefetch their own
+//! items.
 
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use node::command::footprint::{Footprint, Touch};
@@ -10,7 +11,7 @@ use node::command::table::Found;
 use phantom::Member;
 use resp::Args;
 
-/// Returns whether a command reads so little memory that it is prefetched here.
+/// Returns whether a command is prefetched here, because it reads only little memory.
 #[inline]
 fn is_small(spec: &Spec) -> bool {
     spec.keys == ONE_KEY
@@ -32,7 +33,7 @@ impl<'a> Prefetcher<'a> {
         Prefetcher { engines, rows: None, pairs: None }
     }
 
-    /// Prefetches the memory of one request, if it is a small one.
+    /// Prefetches the memory of one request, if the request is small.
     #[inline]
     pub(crate) fn at(&mut self, found: Found, args: Args<'a>) {
         let Some((_, spec)) = found.filter(|(_, spec)| is_small(spec)) else { return };

@@ -16,7 +16,7 @@ use resp::{Args, Reply};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// After a request with more arguments, the worker releases its buffers.
+/// Number of arguments of a request above which the worker releases its buffers afterwards.
 const MANY_ARGS: usize = 4096;
 
 pub(crate) fn run(
@@ -31,8 +31,8 @@ pub(crate) fn run(
     run_turn(spec, numbers, Turn::whole(args), reply, session, node, scratch).map(|_| ())
 }
 
-/// Executes a checked command, or makes one handler call of a long request. Inlined into [`run`],
-/// where the step is constant, which saves 50 instructions per command.
+/// Executes a checked command, or makes one handler call of a long request. The function is inlined
+/// into [`run`], where the step is constant. This saves 50 instructions per command.
 #[inline(always)]
 pub(crate) fn run_turn(
     spec: &'static Spec,
@@ -45,16 +45,16 @@ pub(crate) fn run_turn(
 ) -> Answered {
     let Turn { args, part, step, most_items } = turn;
     session.client.last_command.store(numbers, Relaxed);
-    // MONITOR shows EXEC after its commands.
+    // MONITOR shows EXEC after the commands of the transaction.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
-    // MONITOR and statistics count a suspended request once.
+    // MONITOR and the statistics count a suspended request only once.
     let is_first = step.begins_request() && !session.suspension.is_second_run();
     if is_watched && spec.name != "exec" && is_first {
         show(part, session, node);
     }
     let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
     if step.begins_request() {
-        // Remove the ids of an earlier request, which this request has not read.
+        // Remove the ids that an earlier request has left.
         scratch.ids.clear();
     }
     if session.tracks_reads && spec.has(flag::READONLY) {
@@ -135,7 +135,8 @@ fn record_slow(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, n
     }
 }
 
-/// Checks the arity and selects the subcommand. Also returns the number of the subcommand, or 0.
+/// Checks the arity and selects the subcommand. Also returns the number of the subcommand, or 0 if
+/// there is none.
 #[inline]
 pub(crate) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Spec, u32), Refusal> {
     let wrong_arity =

@@ -1,4 +1,4 @@
-//! WAIT and WAITAOF: wait for replicas and disks.
+//! WAIT and WAITAOF. They wait for replicas and for disks.
 
 use crate::commands::call::{Call, answer, integer};
 use node::command::error::{Refusal, refuse};
@@ -23,12 +23,12 @@ fn count(text: &[u8]) -> Result<usize, Refusal> {
     usize::try_from(n).map_err(|_| refuse!("ERR value is out of range, must be positive"))
 }
 
-/// Condition under which a node counts.
+/// Condition that a node must meet to be counted.
 #[derive(Clone, Copy)]
 enum WaitCondition {
-    /// Replicas have applied the writes.
+    /// The replica has applied the writes.
     Written,
-    /// The writes are durable, here or on replicas.
+    /// The writes are durable on the node.
     Durable,
 }
 
@@ -40,8 +40,8 @@ fn has(until: WaitCondition, offset: u64) -> impl Fn(&ConnectedReplica) -> bool 
     }
 }
 
-/// Waits for this node and for `replicas` replicas, until the deadline. Returns whether this node
-/// meets the condition, and the number of replicas that do.
+/// Waits until this node and `replicas` replicas meet the condition, or until the deadline. Returns
+/// whether this node meets the condition, and the number of replicas that do.
 async fn wait_until_met(
     node: &Node,
     ticket: store::Ticket,
@@ -49,8 +49,8 @@ async fn wait_until_met(
     replicas: usize,
     deadline: Instant,
 ) -> (bool, usize) {
-    // Log offset that includes the ticket's writes. Replicas receive the log from this node, so no
-    // separate wait for the local log is needed.
+    // Log offset that includes the ticket's writes. Replicas receive the log from this node, so a
+    // separate wait for the local log is not needed.
     let own = async {
         match until {
             WaitCondition::Written if replicas > 0 => {
@@ -73,7 +73,8 @@ async fn wait_until_met(
     over.ok().or_else(now).unwrap_or((false, 0))
 }
 
-/// Redis's error texts, which differ between the two commands.
+/// Fails on a replica. The error texts are the same as in Redis, and differ between the two
+/// commands.
 fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     if !call.node.replication.is_master() {
         return Err(refuse!(
@@ -84,7 +85,8 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     Ok(())
 }
 
-/// Replicas of this node do not receive writes that were made on other nodes.
+/// Fails if the connection has written on other nodes, because the replicas of this node do not
+/// receive those writes.
 fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
     if call.session.wrote_elsewhere {
         return Err(refuse!(
@@ -95,7 +97,7 @@ fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
     Ok(())
 }
 
-/// Redis's errors for a wait that ends before its timeout.
+/// Error of a wait that ends because the node was demoted. The text is the same as in Redis.
 pub(crate) const DEMOTED: &str =
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
 pub(crate) const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
@@ -110,8 +112,8 @@ fn answer_after_wait(
 ) {
     if call.session.in_exec {
         // As in Redis, WAIT inside EXEC does not block; it counts replicas that have the writes
-        // before the transaction. WAITAOF is stricter than in Redis: a transaction with writes is
-        // not on any disk yet.
+        // before the transaction. WAITAOF is stricter than in Redis, because a transaction with
+        // writes is not on any disk yet.
         let durability = &call.node.durability;
         let ticket = call.session.last_write;
         let is_synced = !call.session.wrote && durability.committer().synced() >= ticket;
@@ -121,7 +123,7 @@ fn answer_after_wait(
         return;
     }
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
-    // The ticket covers all writes so far, including this client's.
+    // This ticket covers all writes so far, including those of this client.
     let ticket = node.durability.committer().ticket();
     let client = call.session.client.clone();
     call.answer_when(async move {

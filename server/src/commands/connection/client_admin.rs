@@ -1,4 +1,4 @@
-//! CLIENT subcommands for other clients: LIST, KILL, PAUSE, UNBLOCK.
+//! CLIENT subcommands that affect other clients: LIST, KILL, PAUSE, UNBLOCK.
 
 use crate::commands::call::{Call, answer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -176,8 +176,8 @@ pub(crate) fn disconnect_named_users(call: &mut Call<'_>, names: &[&str]) {
     }
 }
 
-/// Returns the clients with a subscription that the ACL no longer allows. `before` holds the users
-/// before the change. Skips users that have lost no channel permission.
+/// Returns the clients with a subscription that the ACL no longer allows. `before` contains the
+/// users as they were before the change. Skips users that have lost no channel permission.
 pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Client>> {
     let loses = |old: &Arc<User>| {
         let now = node.acl.get(old.name())?;
@@ -198,7 +198,8 @@ pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Cli
         .denied(|id, kind, name| listeners.get(&id).is_none_or(|user| user.may_receive(kind, name)))
 }
 
-/// Closes a connection: the caller's own after its reply, any other immediately.
+/// Closes a connection. The caller's own connection closes after the reply, any other connection
+/// immediately.
 pub(crate) fn end(call: &mut Call<'_>, client: &Arc<Client>) {
     if client.id == call.session.client.id {
         call.session.leaving = true;
@@ -234,8 +235,8 @@ fn pause(call: &mut Call<'_>) -> Outcome {
         call.reply.ok();
         return Ok(());
     }
-    // The reply waits until earlier writes are in the log, so that the log does not grow after the
-    // reply.
+    // The reply waits until all earlier writes are in the log. The log therefore does not grow
+    // after the reply.
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
     call.answer_when(async move {
         let written = failover::wait_for_all_written(&node, true);
@@ -248,7 +249,7 @@ fn pause(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Ten years; larger values could overflow an `Instant`.
+/// Maximum duration of a pause: ten years. Larger values could overflow an `Instant`.
 const MAX_PAUSE_MS: u64 = 10 * 365 * 86_400_000;
 
 fn unpause(call: &mut Call<'_>) -> Outcome {

@@ -65,8 +65,8 @@ pub(crate) const COMMANDS: &[Command] = &[
         .linear("ids"),
 ];
 
-/// Number of rows read together, so that their cache misses overlap. Limits the memory for their
-/// values.
+/// Number of rows read together, so that their cache misses overlap. The number also limits the
+/// memory for the values of these rows.
 pub(crate) const READ_BATCH_ROWS: usize = 1024;
 /// Number of rows prefetched together before they are changed. More rows would evict the first ones
 /// from the L1 cache.
@@ -122,7 +122,7 @@ fn token(word: &[u8]) -> Result<&[u8], Refusal> {
     Err(refuse!("ERR a token must have 1 to {MAX_TOKEN_BYTES} bytes"))
 }
 
-/// Builds the engine's token with the current time.
+/// Builds the token that the engine expects, with the current time.
 fn once(token: &[u8], is_of_cell: bool) -> tokens::Once<'_> {
     tokens::Once { token, is_of_cell, now_s: unix_s() }
 }
@@ -135,7 +135,7 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     call.scratch.changes.clear();
     let mut args = call.args.from(3).iter();
     while let Some(word) = args.next() {
-        // The configuration rejects fields named like an option.
+        // A field cannot have the name of an option, because the configuration rejects such names.
         if let Some(position) = schema.index_of(word) {
             let delta = integer(args.next().ok_or_else(|| call.wrong_arity())?)?;
             call.scratch.changes.push(Change { field: position, delta });
@@ -167,7 +167,8 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     match used {
         None => call.node.engines().add(space, id, changes, &bounds, row)?,
         Some(token) => {
-            // Also bounds the values that are stored with the token.
+            // Without repeated counters, the number of values stored with the token is bounded as
+            // well.
             let mut fields: Vec<usize> = changes.iter().map(|change| change.field).collect();
             refuse_repeated(&mut fields)?;
             let once = once(token, false);
@@ -207,7 +208,7 @@ fn hincrby(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the triples of CNT.MINCRBY and the optional token after them.
+/// Returns the triples of CNT.MINCRBY, and the token that may follow them.
 fn triples<'a>(call: &Call<'a>) -> Result<(Args<'a>, Option<&'a [u8]>), Refusal> {
     let all = call.args.from(2);
     let length = all.len();
@@ -223,7 +224,7 @@ fn mincrby(call: &mut Call<'_>) -> Answered {
     if call.step.begins_request() {
         call.scratch.changes.clear();
     }
-    // Parse all triples before the first change, so that a syntax error leaves no partial effect.
+    // Parse all triples before the first change. A syntax error then leaves no partial effect.
     call.check_each(triples.len() / 3, |call, items| {
         let schema = space.schema();
         let Scratch { ids, changes, .. } = &mut *call.scratch;
@@ -273,8 +274,8 @@ fn set(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Parses `field value` pairs from argument `first` on. As in Redis, a repeated field takes its
-/// last value.
+/// Parses `field value` pairs from the argument at index `first` on. As in Redis, if a field is
+/// repeated, its last value counts.
 pub(crate) fn read_values(
     call: &Call<'_>,
     space: &CounterSpace,
@@ -295,7 +296,7 @@ pub(crate) fn read_values(
     Ok(values)
 }
 
-/// Values to set. There is at most one per field, so they fit on the stack.
+/// Values to set. There is at most one value per field, so the list fits on the stack.
 pub(crate) struct Values {
     list: [(usize, i64); counter::MAX_FIELDS],
     length: usize,

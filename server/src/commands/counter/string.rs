@@ -1,4 +1,5 @@
-//! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
+//! Single counters as Redis strings. A cell key (`post:17:like`) is a string that contains an
+//! integer.
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -90,8 +91,8 @@ const SET_EXPIRES: &str =
 const WHOLE_ROW: usize = usize::MAX;
 
 /// Resolves a key for GET: a cell, or a row of a space with `text_rows`. Returns `None` for a key
-/// outside all spaces. If a space has `text_rows`, returns an error instead, which clients of
-/// Weibo's service expect.
+/// outside all spaces. If any space has `text_rows`, returns an error instead, because clients of
+/// Weibo's service expect one.
 #[inline]
 fn readable<'a>(
     call: &Call<'a>,
@@ -105,7 +106,7 @@ fn readable<'a>(
     }
 }
 
-/// Returns whether a space supports clients of Weibo's service.
+/// Returns whether any space supports clients of Weibo's service.
 fn is_weibo_mode(call: &Call<'_>) -> bool {
     call.node.engines().counters().iter().any(|space| space.text_rows)
 }
@@ -118,7 +119,7 @@ fn absent<T>(call: &Call<'_>, error: KeyError<'_>) -> Result<Option<T>, Refusal>
     Ok(None)
 }
 
-/// Writes a cell or a whole row; `row` is `None` if the row is absent.
+/// Writes a cell or a whole row. `row` is `None` if the row is absent.
 fn write_one(reply: &mut Reply<'_>, schema: &Schema, field: usize, row: Option<&[i64]>) {
     match row {
         _ if field == WHOLE_ROW => {
@@ -197,7 +198,7 @@ fn get_all(call: &mut Call<'_>, keys: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Writes the cells and rows collected in the scratch buffers, and clears these.
+/// Writes the cells and rows collected in the scratch buffers, and clears these buffers.
 fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut UnreadableRows) {
     let most = call.session.max_out_bytes;
     let tallies = &call.node.tallies[call.session.worker];
@@ -248,7 +249,7 @@ pub(crate) fn value(
     Ok(found.then(|| row.get(field).copied().unwrap_or(0)))
 }
 
-/// Like [`value`], for a cell that may be absent.
+/// Like [`value`], but the cell may be `None`.
 fn existing_value(cell: Option<(&CounterSpace, u64, usize)>) -> Result<Option<i64>, Unreadable> {
     cell.map_or(Ok(None), |(space, id, field)| value(space, id, field))
 }
@@ -302,7 +303,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     }
     let alone = engines.lock_id(id);
-    // As for HSETNX, a counter of 0 counts as absent.
+    // As in HSETNX, a counter with value 0 counts as absent.
     let old = value(space, id, field)?.filter(|&old| !absent || old != 0);
     let does = !(absent && old.is_some() || present && old.is_none());
     if does {
@@ -317,12 +318,13 @@ fn set(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns whether a word of SET or GETEX is followed by a time.
+/// Returns whether an option of SET or GETEX must be followed by a time.
 fn is_expiry(word: &[u8]) -> bool {
     [&b"ex"[..], b"px", b"exat", b"pxat"].iter().any(|name| word.eq_ignore_ascii_case(name))
 }
 
-/// Fails unless the space ignores expiries. Returns whether an absolute time is in the past.
+/// Fails unless the space ignores expiries. Returns whether the given time is absolute and in the
+/// past.
 fn check_expiry(
     call: &Call<'_>,
     space: &CounterSpace,
@@ -390,12 +392,12 @@ fn getex(call: &mut Call<'_>) -> Outcome {
         4 if is_expiry(call.args.at(2)) => Some((call.args.at(2), call.args.at(3))),
         _ => return Err(Refusal::SYNTAX),
     };
-    // For an absent key the expiry has no effect, so it is not checked.
+    // If the key is absent, the expiry has no effect and is not checked.
     if let Some((unit, time)) = expiry
         && let Some((space, ..)) = readable(call, call.args.at(1))?
         && check_expiry(call, space, unit, time)?
     {
-        // GETEX is a read command here and must not delete.
+        // GETEX must not delete, because it is a read command on this server.
         return Err(refuse!("ERR GETEX with a time in the past does not delete: use GETDEL"));
     }
     get(call)
@@ -409,7 +411,8 @@ fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>
     let pair = |at: usize| {
         let (space, id, field) = call.cell(args.at(at))?;
         let value = [(field, integer(args.at(at + 1))?)];
-        // MSET is all or nothing, so bounds are checked before the first change.
+        // MSET changes all counters or none. The bounds are therefore checked before the first
+        // change.
         let value = space.within_bounds(&value).map_err(WriteError::from)?[0].1;
         Ok((space, id, field, value))
     };
@@ -473,7 +476,7 @@ fn getrange(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the bytes from `start` to `end`, inclusive; negative positions count from the end.
+/// Returns the bytes from `start` to `end` (inclusive). Negative positions count from the end.
 fn range(text: &[u8], start: i64, end: i64) -> &[u8] {
     let length = i64::try_from(text.len()).unwrap_or(i64::MAX);
     if start < 0 && end < 0 && start > end {

@@ -1,4 +1,4 @@
-//! Feed pages, actions, and Weibo's own commands.
+//! Feed pages, actions, and commands specific to Weibo's clients.
 
 pub(crate) mod forget;
 pub(crate) mod page;

@@ -1,7 +1,8 @@
-//! Members of one id as a RedisBloom cuckoo filter: `CF.ADD liked:17 7`, `CF.DEL liked:17 7`.
+//! Presents the members of one id as a RedisBloom cuckoo filter: `CF.ADD liked:17 7`, `CF.DEL
+//! liked:17 7`.
 //!
-//! Unlike in RedisBloom, an item that is added several times is stored once, so one CF.DEL removes
-//! it. Deleting an item that was never added does not remove a colliding one.
+//! Unlike in RedisBloom, an item that is added several times is stored only once, so one CF.DEL
+//! removes it. Deleting an item that was never added does not remove a colliding item.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -158,11 +159,11 @@ fn info(call: &mut Call<'_>) -> Outcome {
     let filters = number(space.tables().len() as u64);
     let facts = [
         ("Size", number(space.memory_bytes())),
-        // A bucket is a 64-byte cache line of a filter.
+        // The closest equivalent of a bucket is a 64-byte cache line of a filter.
         ("Number of buckets", number(space.memory_bytes() / 64)),
         ("Number of filters", filters),
         ("Number of items inserted", number(space.pairs())),
-        // Deleted items are not counted.
+        // The server does not count deleted items.
         ("Number of items deleted", 0),
         ("Bucket size", 1),
         ("Expansion rate", 2),

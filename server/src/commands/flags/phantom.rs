@@ -1,5 +1,5 @@
-//! Flags by space, member and ids (PH.*). A command checks one member and many ids, as for a feed
-//! page.
+//! Commands on flags by space, member and ids (PH.*). A command tests one member with many ids, as
+//! a feed page does.
 
 use crate::commands::call::{Call, id};
 use crate::commands::command::{Command, Group, Run::Long};
@@ -36,7 +36,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          if the id is below the horizon. IDS takes one string of little-endian u64.").linear("ids"),
 ];
 
-/// Position of the first id or option.
+/// Position of the first id or option in the arguments.
 const FIRST: usize = MEMBER + 1;
 
 pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
@@ -52,7 +52,7 @@ pub(crate) fn no_ledger(space: &ExistenceSpace) -> Refusal {
     refuse!("ERR the space '{}' has no ledger: create a space with ledger exact", space.name())
 }
 
-/// Writes 1, 0, or nil for unknown.
+/// Writes 1 or 0, or nil if the state is unknown.
 pub(crate) fn write_change(reply: &mut Reply<'_>, change: Change) {
     match change {
         Change::Changed => reply.int(1),
@@ -138,7 +138,8 @@ fn change(
     })
 }
 
-/// Refuses a query that a filter cannot answer. A key of the wrong type returns WRONGTYPE instead.
+/// Refuses a query that a filter cannot answer. If the key is of another type, returns WRONGTYPE
+/// instead.
 pub(crate) fn refuse_unknowable(call: &mut Call<'_>) -> Outcome {
     call.pairs(1)?;
     Err(Refusal::NOT_LISTABLE)

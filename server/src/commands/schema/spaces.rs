@@ -1,7 +1,7 @@
 //! TM.SPACE, TM.TABLES, TM.ADVISE and related commands.
 //!
 //! Scans of rows or filters run on another thread ([`Call::answer_later`]), so that they do not
-//! delay pages.
+//! delay page requests.
 
 use crate::commands::call::{Call, counter_space, disk};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -14,7 +14,7 @@ use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{NO_KEYS, Outcome, flag};
 use resp::Reply;
 
-/// Number of probes that TM.TABLES adds per table; the counts accumulate over calls.
+/// Number of probes that TM.TABLES adds to each table. The counts accumulate over calls.
 const CANARIES: u64 = 1 << 16;
 
 const SCHEMA: Group = Group::new("schema", "0.1.0", NO_KEYS);
@@ -101,7 +101,7 @@ pub(crate) const COMMANDS: &[Command] = &[
 
 pub(crate) enum Value {
     Count(u64),
-    /// A string, because RESP integers cannot hold 64-bit unsigned ids.
+    /// An id is a string, because RESP integers cannot hold unsigned 64-bit ids.
     Id(u64),
     Number(f64),
     Text(String),
@@ -163,7 +163,7 @@ fn existence_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a Existenc
         .ok_or_else(|| refuse!("ERR no such existence space '{}'", Printable(name)))
 }
 
-/// Parses `field:bits` or `field bits`.
+/// Parses `field:bits`, or `field` and `bits` as two arguments.
 fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
     let what = call.args.at(3);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -205,7 +205,7 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
     } else if what.eq_ignore_ascii_case(b"WIDEN") {
         sized().map(|(name, width)| Alteration::Widen { name, width })
     } else if what.eq_ignore_ascii_case(b"NARROW") {
-        // The engine uses the same operation to widen and to narrow.
+        // The engine has one operation for both widening and narrowing.
         sized().map(|(name, width)| Alteration::Widen { name, width })
     } else if what.eq_ignore_ascii_case(b"DROP") {
         if call.args.len() != 5 {
@@ -248,7 +248,7 @@ fn alter(call: &mut Call<'_>) -> Outcome {
         let counter = format!("{}.{name}", space.name());
         refuse_event_target(call, &format!("counter '{counter}'"), |target| target == counter)?;
     }
-    // Pending changes will be encoded with the new schema, so they may exceed their reservations.
+    // Pending changes will be encoded with the new schema, and may then exceed their reservations.
     let Some(_room) = call.room_beside_none() else { return Ok(()) };
     let altered = call.node.current.alter(space.number(), &change);
     let schema = altered.map_err(|error| refuse!("ERR {error}"))?;
