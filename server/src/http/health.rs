@@ -1,4 +1,4 @@
-//! `/readyz`: whether a load balancer should send traffic to this node.
+//! `/readyz` reports whether a load balancer should send traffic to this node.
 
 use super::answer::{Answer, text};
 use hyper::StatusCode;
@@ -6,13 +6,13 @@ use node::roles::LinkState;
 use node::roles::node::Node;
 use std::path::Path;
 
-/// Returns the reason why this node should get no traffic, if any.
+/// Returns the reason why this node should not receive traffic, if there is one.
 pub(super) fn unready(node: &Node) -> Option<String> {
     reason(node).map(|why| without_paths(node, &why))
 }
 
-/// Removes the paths of the data and backup folders from an error, because `/readyz` needs no
-/// login. The server's log keeps the full paths.
+/// Removes the paths of the data and backup folders from an error text, because `/readyz` requires
+/// no login. The server's log contains the full paths.
 pub(super) fn without_paths(node: &Node, error: &str) -> String {
     let config = node.config();
     let shown = without_folder(error, &config.durability.dir, "data");
@@ -23,7 +23,7 @@ pub(super) fn without_paths(node: &Node, error: &str) -> String {
 }
 
 fn without_folder(error: &str, folder: &Path, name: &str) -> String {
-    // Errors contain the absolute path, even if the configuration has a relative one.
+    // Error texts contain the absolute path, even if the path in the configuration is relative.
     let whole = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let whole = whole.display().to_string();
     let (inside, name_of) = (format!("{whole}/"), format!("the {name} folder"));
@@ -54,7 +54,8 @@ fn reason(node: &Node) -> Option<String> {
             "a replica has more data than this master and refuses to follow it".to_owned()
         });
     }
-    // Checked on replicas as well: a failing disk prevents a replica from following its master.
+    // This is checked on replicas as well, because a failing disk prevents a replica from following
+    // its master.
     if let Some(why) = node.durability.refusal() {
         return Some(why);
     }

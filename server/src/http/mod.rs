@@ -29,11 +29,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
-/// Maximum number of connections. Another connection closes the oldest one.
+/// Maximum number of connections. When the maximum is reached, a new connection closes the oldest
+/// one.
 const MAX_CONNECTIONS: usize = 64;
-/// Timeout for a complete request head. Also the idle timeout.
+/// Timeout for receiving a complete request head. It is also the idle timeout of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Minimum interval between log lines about failing accepts.
+/// Minimum interval between two log lines about failed accepts.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
@@ -43,8 +44,8 @@ struct Admin {
     history: History,
 }
 
-/// Opens the admin port. Returns `None` if it is disabled, or if the port is in use. Another node
-/// on this machine may use the port, and that must not prevent startup.
+/// Opens the admin port. Returns `None` if the admin port is disabled or already in use. Another
+/// node on this machine may use the port, which must not prevent startup.
 pub(crate) fn listen(config: &node::config::Config) -> io::Result<Option<TcpListener>> {
     let admin = &config.admin;
     if admin.port == 0 {
@@ -125,7 +126,7 @@ async fn accept(admin: &Arc<Admin>, listener: tokio::net::TcpListener) {
                 connections.push_back(served.abort_handle());
             }
             Err(error) => {
-                // Usually the process is out of file descriptors. Retry after a pause.
+                // Usually the process has run out of file descriptors. Retry after a pause.
                 if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
                     tracing::warn!(
                         "the admin port cannot accept connections: {error}; allow more open files \
@@ -155,11 +156,11 @@ async fn answer(
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
-    // For HEAD, hyper omits the body of the response but sends its length.
+    // In the response to a HEAD request, hyper omits the body but sends its length.
     Ok(response)
 }
 
-/// Headers of every response: no external resources, no framing, no caching.
+/// Headers of every response. They forbid external resources, framing and caching.
 const HEADERS: [(HeaderName, &str); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,

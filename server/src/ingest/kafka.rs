@@ -1,8 +1,9 @@
-//! Kafka reader: fetches each partition from Tidemark's own offset, without a consumer group.
+//! Kafka reader. It fetches each partition from Tidemark's own offset, without a consumer group.
 //!
-//! rskafka is written in Rust and can fetch one partition from a given offset, which is sufficient.
-//! librdkafka would add a C library with threads, queues and group offsets that are not used here.
-//! Limitation of rskafka: it also returns records of aborted transactions.
+//! The crate rskafka is written in Rust and can fetch one partition from a given offset, which is
+//! sufficient here. The alternative, librdkafka, is a C library with threads, queues and group
+//! offsets that Tidemark would not use. A limitation of rskafka is that it also returns records of
+//! aborted transactions.
 
 use super::reading::{CHUNK_BYTES, Chunk, IDLE, ReadStopReason, ends_before, hash_of, record_gap};
 use node::config::Ingest;
@@ -14,17 +15,18 @@ use rskafka::client::{Client, ClientBuilder, Credentials, SaslConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maximum time that rskafka retries before it returns an error.
+/// Maximum time for which rskafka retries before it returns an error.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum response size, used for a batch that exceeds [`CHUNK_BYTES`].
+/// Maximum response size in bytes. Used for a batch that exceeds [`CHUNK_BYTES`].
 const MAX_RESPONSE_BYTES: i32 = 64 << 20;
-/// Pause after an empty fetch before the end of the partition. Transaction markers cause such
+/// Pause after an empty fetch before the end of the partition. Transaction markers cause empty
 /// fetches.
 const EMPTY_FETCH_DELAY: Duration = Duration::from_millis(50);
 
 impl From<Error> for ReadStopReason {
     fn from(error: Error) -> ReadStopReason {
-        // rskafka's own text contains the whole request.
+        // Use only this part of the error, because rskafka's own error text contains the whole
+        // request.
         ReadStopReason::Broken(match error {
             Error::ServerError { protocol_error, error_message, .. } => match error_message {
                 Some(message) => format!("Kafka: {protocol_error}: {message}"),
@@ -61,7 +63,7 @@ async fn connect(config: &Ingest) -> Result<Client, ReadStopReason> {
     Ok(builder.build().await?)
 }
 
-/// Partition numbers of the topic, in ascending order.
+/// Returns the partition numbers of the topic in ascending order.
 pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, ReadStopReason> {
     let client = connect(config).await?;
     let topics = client.list_topics().await?;
@@ -75,8 +77,7 @@ pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, ReadStopReas
 pub(super) struct Reader {
     client: PartitionClient,
     partition: u32,
-    /// Current maximum response size. Some brokers return nothing if the batch is larger than the
-    /// limit.
+    /// Current maximum response size. Some brokers return nothing if a batch exceeds the maximum.
     max_response_bytes: i32,
 }
 
@@ -100,7 +101,7 @@ impl Reader {
         Ok((reader, next))
     }
 
-    /// Returns the hash of a message, or `None` if the partition does not have it.
+    /// Returns the hash of a message, or `None` if the partition does not contain the message.
     pub(super) async fn hash_of(&self, message: u128) -> Result<Option<u64>, ReadStopReason> {
         let offset = i64::try_from(message).unwrap_or(i64::MAX);
         let bytes = 1..CHUNK_BYTES as i32;
@@ -140,7 +141,8 @@ impl Reader {
             return Err(ends_before(source, u128::try_from(end).unwrap_or(0), next));
         }
         if records.is_empty() && end > offset {
-            // Such brokers also return nothing for an offset that was truncated.
+            // Brokers that accept such an offset also return nothing for an offset that was
+            // truncated.
             let first = self.end(OffsetAt::Earliest).await?;
             if first > next {
                 return self.out_of_range(source, next, chunk).await;
@@ -161,7 +163,7 @@ impl Reader {
         }
         let mut behind = offset;
         for record in &records {
-            // Tombstones have no value.
+            // A tombstone record has no value.
             let value = record.record.value.as_deref().unwrap_or_default();
             chunk.push(u128::try_from(record.offset).unwrap_or(0), value, hash_of(value));
             behind = record.offset + 1;
@@ -170,8 +172,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Reports an empty fetch before the end of the partition. One missing record is normally a
-    /// transaction marker. More of them may be an oversized batch.
+    /// Reports an empty fetch before the end of the partition. A single missing record is normally
+    /// a transaction marker. Several missing records may be an oversized batch.
     fn log_empty_fetch(&self, source: &Source, many: i64) {
         source.stand(self.partition, State::Waiting);
         let why = format!(
@@ -184,8 +186,8 @@ impl Reader {
         }
     }
 
-    /// Handles an offset outside the partition. An offset before the first message is a gap; one
-    /// after the last message halts the source.
+    /// Handles an offset outside the partition. An offset before the first message is a gap. An
+    /// offset after the last message halts the source.
     async fn out_of_range(
         &self,
         source: &Source,

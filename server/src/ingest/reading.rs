@@ -1,4 +1,4 @@
-//! Parts shared by all broker readers: chunks of messages, errors, gap reports.
+//! Parts that all broker readers share: chunks of messages, errors, and gap reports.
 
 use node::config::Broker;
 use node::runtime::ingest::Source;
@@ -7,26 +7,27 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Approximate number of bytes per read, which are buffered per partition.
+/// Approximate number of bytes per read. This many bytes are buffered per partition.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 pub(super) const CHUNK_MESSAGES: usize = 4096;
 
-/// Timeout of a broker's reply. Doubles after each timeout, up to `MAX_ANSWER_TIMEOUT`.
+/// Timeout for a reply of the broker. The timeout doubles each time it expires, up to
+/// `MAX_ANSWER_TIMEOUT`.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(320);
 
-/// Time that a reader waits for the next message.
+/// Maximum time that a reader waits for the next message.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
-/// Reason why reading a partition stopped.
+/// Reason why the reading of a partition has stopped.
 pub(super) enum ReadStopReason {
-    /// Change of role, pause, new offset, or shutdown.
+    /// A change of role, a pause, a new offset, or a shutdown stopped the reader.
     Ordered,
-    /// Broker error; the reader retries.
+    /// The broker returned an error. The reader retries.
     Broken(String),
-    /// Requires a decision of an operator; the reader does not retry.
+    /// An operator must decide how to continue. The reader does not retry.
     Halt(String),
 }
 
@@ -40,19 +41,19 @@ impl From<io::Error> for ReadStopReason {
 pub(super) struct Chunk {
     pub(super) bytes: Vec<u8>,
     pub(super) messages: Vec<Message>,
-    /// Number of messages after this chunk, if the broker has reported it.
+    /// Number of messages that follow this chunk, if the broker has reported it.
     pub(super) lag: Option<u64>,
 }
 
 pub(super) struct Message {
     pub(super) offset: u128,
-    /// Range in [`Chunk::bytes`].
+    /// Range of the payload in [`Chunk::bytes`].
     pub(super) payload: Range<usize>,
-    /// Hash stored with the offset; 0 for a placeholder of removed messages.
+    /// Hash stored with the offset. 0 for a placeholder that stands for removed messages.
     pub(super) hash: u64,
 }
 
-/// Hash of a message's content; never 0.
+/// Returns the hash of a message's content, which is never 0.
 pub(super) fn hash_of(content: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(content).max(1)
 }
@@ -71,15 +72,15 @@ impl Chunk {
         self.messages.push(Message { offset, payload: start..self.bytes.len(), hash });
     }
 
-    /// Adds a placeholder for removed messages up to `last`.
+    /// Adds a placeholder for removed messages, up to and including `last`.
     pub(super) fn pass_over(&mut self, last: u128) {
         self.push(last, b"", 0);
     }
 }
 
-/// Limits the time of a broker's reply, so that the reader reconnects if a broker or a link hangs.
-/// Each timeout doubles the next one, because a slow broker may still process the abandoned
-/// request.
+/// Limits the time that the broker may take to reply. The reader thus reconnects if a broker or a
+/// link hangs. Each timeout doubles the next one, because a slow broker may still process the
+/// abandoned request.
 pub(super) async fn with_timeout<T>(
     source: &Source,
     answer: impl Future<Output = T>,
@@ -94,8 +95,8 @@ pub(super) async fn with_timeout<T>(
     })
 }
 
-/// Records messages that the broker removed before they were read, and always logs them. `lost` is
-/// their number, if known.
+/// Records that the broker removed messages before they were read. Always logs this event. `lost`
+/// is the number of removed messages, if known.
 pub(super) fn record_gap(source: &Source, partition: u32, lost: Option<u64>, from: u128, to: u128) {
     source.gaps.fetch_add(1, Relaxed);
     source.gap_messages.fetch_add(lost.unwrap_or(0), Relaxed);
@@ -114,7 +115,7 @@ pub(super) fn record_gap(source: &Source, partition: u32, lost: Option<u64>, fro
     tracing::error!("ingest '{}': {text}", source.config.name);
 }
 
-/// Error for a stream that ends before the stored offset.
+/// Returns the error for a stream that ends before the stored offset.
 pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> ReadStopReason {
     let (end, next) = (source.shown(end), source.shown(next));
     ReadStopReason::Halt(format!(
@@ -123,8 +124,8 @@ pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> ReadStopRea
     ))
 }
 
-/// Fails if the broker's message differs from the last applied one. `found` is `None` if the broker
-/// no longer has the message.
+/// Fails if the broker's message differs from the message that was applied last. `found` is the
+/// hash of the broker's message, or `None` if the broker no longer has the message.
 pub(super) fn compare(
     source: &Source,
     last: u128,

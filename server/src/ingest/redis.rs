@@ -1,7 +1,8 @@
-//! Redis stream reader, based on XREAD.
+//! Reads a Redis stream with XREAD.
 //!
 //! Each read runs XINFO STREAM and XREAD in one transaction, so trimming is detected at the moment
-//! of the read. From the second read on, `entries-added` gives the number of trimmed entries.
+//! of the read. From the second read on, the number of trimmed entries is known from
+//! `entries-added`.
 
 use super::reading::{
     CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, ReadStopReason, ends_before, hash_of, record_gap,
@@ -14,27 +15,27 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Number of entries of the first read, when the entry size is unknown.
+/// Number of entries requested by the first read, when the size of the entries is unknown.
 const FIRST_ENTRIES: usize = 16;
 
 pub(super) struct Reader {
     link: Link,
     key: String,
     payload: String,
-    /// Position of the next entry among all entries ever added, from 0.
+    /// Position of the next entry among all entries that were ever added, starting at 0.
     index: Option<u64>,
-    /// Highest id deleted by XDEL that was already reported.
+    /// Highest id that was deleted by XDEL and already reported.
     deleted: u128,
-    /// Number of entries of the next read, chosen to fill a chunk.
+    /// Number of entries that the next read requests, chosen to fill a chunk.
     entries: usize,
 }
 
 struct Info {
     first: Option<u128>,
     last: u128,
-    /// Position of the first entry, and position after the last one. Redis 7 and later.
+    /// Position of the first entry, and position after the last entry. Known from Redis 7 on.
     indexes: Option<(u64, u64)>,
-    /// Highest id deleted by XDEL. Redis 7 and later.
+    /// Highest id that was deleted by XDEL. Known from Redis 7 on.
     deleted: u128,
     entries: u64,
 }
@@ -102,8 +103,8 @@ impl Reader {
         }
     }
 
-    /// Returns the hash of an entry, or `None` if it was trimmed or deleted. Returns the hash of
-    /// empty content if the stream never had the entry.
+    /// Returns the hash of an entry, or `None` if the entry was trimmed or deleted. If the stream
+    /// never contained the entry, returns the hash of empty content.
     pub(super) async fn hash_of(
         &mut self,
         source: &Source,
@@ -154,7 +155,7 @@ impl Reader {
             return Err(ends_before(source, info.last, before));
         }
         if info.first.is_none() && info.last >= next {
-            // The stream is empty, and its last entries were never read.
+            // The stream is empty, although its last entries were never read.
             let behind = info.indexes.map(|(_, behind)| behind);
             let lost = self.index.zip(behind).map(|(index, behind)| behind.saturating_sub(index));
             record_gap(source, 0, lost, next, info.last + 1);
@@ -164,7 +165,7 @@ impl Reader {
         }
         self.look_for_gap(source, next, &info);
         if info.last == before {
-            // Every trimmed entry was read before.
+            // All trimmed entries have been read before.
             self.index = info.indexes.map(|(_, behind)| behind);
         }
         let entries = read_entries(read, &self.key)?;
@@ -192,7 +193,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads stream info and the entries after `behind` atomically.
+    /// Reads the stream's info and the entries that follow `behind`, atomically.
     async fn look(&mut self, behind: &str) -> Result<(OwnedFrame, OwnedFrame), ReadStopReason> {
         let count = self.entries.to_string();
         let (key, count) = (self.key.as_bytes(), count.as_bytes());
@@ -227,7 +228,7 @@ impl Reader {
         let deleted = Some(info.deleted).filter(|&id| id >= next && id > self.deleted);
         if let Some(id) = deleted {
             self.deleted = id;
-            // XINFO does not tell which entries before `id` existed.
+            // XINFO does not report which entries existed before `id`.
             let end = trimmed.map_or(0, |(first, _)| first).max(id + 1);
             record_gap(source, 0, None, next, end);
         } else if let Some((first, lost)) = trimmed {
@@ -235,20 +236,20 @@ impl Reader {
         }
     }
 
-    /// Returns the first remaining entry and the number of trimmed entries from `next` on, if any
-    /// were trimmed.
+    /// Returns the id of the first remaining entry, and the number of entries trimmed from `next`
+    /// on. Returns `None` if none of them were trimmed.
     fn look_for_trim(&mut self, next: u128, info: &Info) -> Option<(u128, Option<u64>)> {
         let (first, (first_index, _)) = info.first.zip(info.indexes)?;
         if first < next {
             return None;
         }
         let index = self.index.replace(first_index);
-        // If the position is unknown, a gap is possible only if entries were ever removed.
+        // If the position is unknown, there may be a gap only if entries have ever been removed.
         let is_lost = index.map_or(first_index > 0 && next > 1, |index| first_index > index);
         is_lost.then(|| (first, index.map(|index| first_index - index)))
     }
 
-    /// Waits for a new entry, up to [`IDLE`].
+    /// Waits for a new entry for at most [`IDLE`].
     async fn wait(&mut self, behind: &str) -> Result<(), ReadStopReason> {
         let (key, ms) = (self.key.clone(), IDLE.as_millis().to_string());
         let ms = ms.as_bytes();
@@ -300,7 +301,8 @@ fn read_info(frame: OwnedFrame) -> Result<Info, ReadStopReason> {
 type Fields = [(Vec<u8>, Vec<u8>)];
 type Entry = (u128, Vec<(Vec<u8>, Vec<u8>)>);
 
-/// Hash of all fields of an entry, independent of the configured payload field.
+/// Returns the hash of all fields of an entry. The hash does not depend on the configured payload
+/// field.
 fn hash_of_fields(fields: &Fields) -> u64 {
     let mut content = Vec::new();
     for text in fields.iter().flat_map(|(name, value)| [name, value]) {
@@ -310,7 +312,7 @@ fn hash_of_fields(fields: &Fields) -> u64 {
     hash_of(&content)
 }
 
-/// Parses the XREAD reply for the one requested stream.
+/// Parses the reply to XREAD, which contains only the requested stream.
 fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, ReadStopReason> {
     let streams = match frame {
         OwnedFrame::Null => return Ok(Vec::new()),
@@ -346,8 +348,9 @@ fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, ReadStopReas
     entries.into_iter().map(entry).collect::<Option<_>>().ok_or_else(strange)
 }
 
-/// Returns the events of an entry: its payload field, or all fields as a JSON object. Empty fields
-/// are omitted, since Redis has no null. Fields that are not UTF-8 produce invalid JSON.
+/// Returns the events of an entry: the value of its payload field, or all fields as a JSON object.
+/// Empty fields are omitted, because Redis has no null. Fields that are not UTF-8 produce invalid
+/// JSON.
 fn events_of<'f>(fields: &'f [(Vec<u8>, Vec<u8>)], payload: &[u8]) -> Cow<'f, [u8]> {
     match fields.iter().find(|(name, _)| name == payload) {
         Some((_, events)) if !events.is_empty() || fields.len() == 1 => Cow::Borrowed(events),

@@ -1,4 +1,4 @@
-//! Applies messages: each step commits some hundred events and the new offset as one batch.
+//! Applies messages. Each step commits some hundred events and the new offset in one batch.
 
 use super::dead::{DeadLetter, DeadLetterFile};
 use super::event;
@@ -20,11 +20,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use store::time;
 
-/// Delay before a temporarily refused change is retried.
+/// Delay before a change that was temporarily refused is retried.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Time after which refusals of outlier ids no longer count as temporary.
 const TEMPORARY_REFUSAL_TIME: Duration = Duration::from_secs(1);
-/// Time without such refusals after which [`TEMPORARY_REFUSAL_TIME`] starts again.
+/// Time without refusals of outlier ids after which [`TEMPORARY_REFUSAL_TIME`] starts over.
 const REFUSAL_RESET_TIME: Duration = Duration::from_secs(60);
 
 struct Item<'a> {
@@ -32,7 +32,7 @@ struct Item<'a> {
     payload: &'a [u8],
     /// The parsed event, or the reason why it is poison.
     read: Result<Event<'a>, String>,
-    /// Whether the dead letter of a poison event is written.
+    /// Whether the dead letter of this poison event was already written.
     is_buried: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct EventApplier<'a> {
     /// Offset of the next event to read.
     at: Offset,
     letters: DeadLetterFile,
-    /// Times of the first and the last refusal of outlier ids.
+    /// Times of the first and the last refusal of an outlier id.
     outlier_refusals: Option<(Instant, Instant)>,
 }
 
@@ -59,9 +59,9 @@ enum Step {
 }
 
 impl<'a> EventApplier<'a> {
-    /// Creates the applier for a reader that starts at `at`. Stores `at` immediately if the data
-    /// set has another offset (first start, or a gap). Otherwise `start = "new"` would select a
-    /// different message after a restart.
+    /// Creates the applier for a reader that starts at `at`. If the data set has another offset
+    /// (first start, or a gap), stores `at` immediately. Otherwise, after a restart, `start =
+    /// "new"` would select a different message.
     pub(super) async fn new(
         host: &'a Arc<Host>,
         source: &'a Source,
@@ -72,7 +72,7 @@ impl<'a> EventApplier<'a> {
         let letters = DeadLetterFile::new(source, &host.config().durability.dir);
         let mut taker =
             EventApplier { host, source, partition, stored, at, letters, outlier_refusals: None };
-        // Report configuration errors before the first message arrives.
+        // Report configuration errors here, before the first message arrives.
         taker.may_change().await?;
         if stored != Some(at) {
             taker.apply_all(&mut [], at).await?;
@@ -90,7 +90,7 @@ impl<'a> EventApplier<'a> {
         let mut items = Vec::with_capacity(most);
         let mut before = self.at.hash;
         for Message { offset, payload, hash } in &chunk.messages {
-            // Number of events of this message that were already applied.
+            // Number of events of this message that have already been applied.
             let skipped = if *offset == self.at.message { self.at.events } else { 0 };
             let at = |events| {
                 let hash = if events == 0 { before } else { *hash };
@@ -135,7 +135,7 @@ impl<'a> EventApplier<'a> {
             let halts = self.write_dead_letters(items, &engines);
             let (items, to) = match halts {
                 Some((0, why)) => return Err(ReadStopReason::Halt(why)),
-                // Apply the events before the one that halts the source.
+                // Apply the events that precede the event which halts the source.
                 Some((place, _)) => (&items[..place], items[place].at),
                 None => (&*items, end),
             };
@@ -145,14 +145,14 @@ impl<'a> EventApplier<'a> {
                 node.durability.room_for(bytes).await;
                 continue;
             };
-            // No `await` from here to the end of the step.
+            // There must be no `await` from here to the end of the step.
             let turn = node.ingest.tallies.enter();
             if let Some(why) = refusal(&node) {
                 drop((turn, reserved));
                 self.wait(&why).await?;
                 continue;
             }
-            // The schema may have changed during the waits.
+            // The schema may have changed while this function waited.
             let engines = node.engines();
             let (step, done) = self.step(items, to, &engines, reserved)?;
             drop(turn);
@@ -162,7 +162,7 @@ impl<'a> EventApplier<'a> {
                 Step::Completed if made == all.len() => {
                     self.at = end;
                     self.source.stand(self.partition, State::Running);
-                    // Yield the core. Otherwise a worker with a page request would wait for the
+                    // Yield the core. Otherwise a worker that has a page request would wait for the
                     // next scheduler tick.
                     std::thread::yield_now();
                     tokio::task::yield_now().await;
@@ -175,8 +175,8 @@ impl<'a> EventApplier<'a> {
         }
     }
 
-    /// Writes dead letters of poison events. With `poison = "stop"`, returns the first poison event
-    /// instead.
+    /// Writes the dead letters of poison events. If `poison = "stop"` is configured, returns the
+    /// first poison event instead.
     fn write_dead_letters(
         &mut self,
         items: &mut [Item<'_>],
@@ -209,7 +209,7 @@ impl<'a> EventApplier<'a> {
         None
     }
 
-    /// Executes one step; returns its result and the number of items completed.
+    /// Executes one step. Returns the result of the step and the number of items completed.
     fn step(
         &mut self,
         items: &[Item<'_>],
@@ -273,7 +273,7 @@ impl<'a> EventApplier<'a> {
         Ok((step, done))
     }
 
-    /// Waits until the node accepts changes; fails if this node must not apply any.
+    /// Waits until the node accepts changes. Fails if this node must not apply any changes.
     async fn may_change(&self) -> Result<(), ReadStopReason> {
         loop {
             if may_read(self.host, self.source).is_err() {
@@ -308,7 +308,7 @@ impl<'a> EventApplier<'a> {
     }
 }
 
-/// Returns why the node refuses changes: pause, role, or disk.
+/// Returns the reason why the node refuses changes: a pause, its role, or the disk.
 fn refusal(node: &Node) -> Option<String> {
     if node.pause.now() != Paused::Nothing {
         return Some("writes are paused".to_owned());
@@ -316,8 +316,8 @@ fn refusal(node: &Node) -> Option<String> {
     node.refusal().map(|refusal| String::from_utf8_lossy(refusal.text()).into_owned())
 }
 
-/// Returns whether a refusal is temporary: the change can succeed when memory is available or the
-/// disk is readable. `outlier_refusals` is the field of [`EventApplier`].
+/// Returns whether a refusal is temporary, so that the change can succeed once memory is available
+/// or the disk is readable. `outlier_refusals` is a field of [`EventApplier`].
 fn passes(error: &WriteError, outlier_refusals: &mut Option<(Instant, Instant)>) -> bool {
     match error {
         WriteError::Counter(counter::Error::TooManyOutliers { .. }) => {
@@ -340,8 +340,8 @@ fn passes(error: &WriteError, outlier_refusals: &mut Option<(Instant, Instant)>)
 }
 
 /// Records that the space refused an outlier id. Returns whether the refusals have lasted longer
-/// than `TEMPORARY_REFUSAL_TIME`. Until then they may be temporary: a new table range may open, or
-/// other spaces may release memory.
+/// than `TEMPORARY_REFUSAL_TIME`. Until then the refusals may be temporary, because a new table
+/// range may open, or other spaces may release memory.
 fn refusals_persist(outlier_refusals: &mut Option<(Instant, Instant)>) -> bool {
     let now = time::now();
     let since = match *outlier_refusals {
@@ -378,7 +378,8 @@ async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &En
     }
 }
 
-/// Checks whether this node may read the source; the error is the state to show.
+/// Checks whether this node may read the source. The error is the state that the source then
+/// reports.
 pub(super) fn may_read(host: &Host, source: &Source) -> Result<(), State> {
     let node = host.now();
     if !node.is_loaded() || !node.replication.is_master() || !node.replication.log_matches_role() {
