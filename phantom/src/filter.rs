@@ -103,7 +103,7 @@ impl Filter {
         Probe { page: self.page(pair), lines: lines_of(pair) }
     }
 
-    /// Returns the position of `pair` in this filter, given its `probe` in another one.
+    /// Returns the position of `pair` in this filter, given its `probe` in another filter.
     #[inline(always)]
     pub(crate) fn probe_resized(&self, pair: &Pair, probe: &Probe) -> Probe {
         Probe { page: self.page(pair), ..*probe }

@@ -142,7 +142,7 @@ impl Forgotten {
         self.now.load().slots.len() * size_of::<Slot>()
     }
 
-    /// Raises the generation of an id. Returns whether the previous one was lower.
+    /// Raises the generation of an id. Returns whether the previous generation was lower.
     pub(crate) fn raise(&self, id: u64, generation: u64, horizon: u64) -> bool {
         let _writing = self.writing.lock();
         let mut now = self.now.load_full();

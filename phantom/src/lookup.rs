@@ -10,7 +10,7 @@
 //! other work between the passes.
 //!
 //! The second pass proceeds filter by filter on bit masks. It tests the first lines of all pairs,
-//! then the whole filter for the remaining ones. This avoids unpredictable branches per pair. The
+//! then the whole filter for the remaining pairs. This avoids unpredictable branches per pair. The
 //! passes also test pairs that need no lookup, and mask out their results.
 
 use crate::filter::{self, Line, seem_set};

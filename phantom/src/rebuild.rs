@@ -135,8 +135,8 @@ pub struct Written {
 }
 
 impl Space {
-    /// Returns the lowest ids of the tables to rebuild, oldest first. These are the tables with
-    /// another rate than the configured one, and the tables for which a rebuild was
+    /// Returns the lowest ids of the tables to rebuild, oldest first. These are the tables whose
+    /// rate differs from the configured rate, and the tables for which a rebuild was
     /// [requested](Space::ask_rebuild).
     pub fn to_rebuild(&self) -> Vec<u64> {
         let rate = self.false_positive_rate();

@@ -55,7 +55,8 @@ const LATE_RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.05..=15.0;
 const SAMPLED_TABLES: usize = 5;
 /// Safety factor for the measured ratio of late pairs.
 const HEADROOM: f64 = 1.2;
-/// Number of pairs moved from the outliers per step. A step holds their mutex for about 10 µs.
+/// Number of pairs moved from the outliers per step. A step holds the mutex of the outliers for
+/// about 10 µs.
 const OUTLIERS_PER_STEP: usize = 128;
 
 impl Space {
@@ -175,7 +176,7 @@ impl Space {
         let weight = |held: &OutlierPairs| held.read().len();
         let opened = self.outliers.advance(&self.frontier, weight, is_short, divide);
         if opened {
-            // Opening a range may have joined another one.
+            // When the range opened, another range may have been joined with the range above it.
             self.match_ranges();
             self.estimate();
         }
@@ -441,7 +442,7 @@ impl Space {
     }
 
     /// Runs one small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns
-    /// whether more may remain.
+    /// whether more work may remain.
     pub fn maintain(&self) -> bool {
         self.move_on() | self.tidy()
     }

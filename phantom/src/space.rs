@@ -211,7 +211,7 @@ impl Space {
         self.limits.filter_bytes.store(bytes, Relaxed);
     }
 
-    /// Returns the sizes in bytes of the first filters of the newest table and of the next one.
+    /// Returns the sizes in bytes of the first filters of the newest table and of the next table.
     pub fn newest_filter_bytes(&self) -> (u64, u64) {
         let tables = self.ring.load();
         let newest = tables.newest().table();

@@ -42,7 +42,7 @@ impl TablePool {
         self.spare.lock().take_if(|spare| size_of_filter(spare) == size)
     }
 
-    /// Stores the spare filter for the next table and drops the previous one.
+    /// Stores the spare filter for the next table, and drops the previous spare filter.
     pub(crate) fn keep_spare(&self, filter: Filter) {
         let other = self.spare.lock().replace(filter);
         drop(other);

@@ -61,7 +61,7 @@ pub enum Sending {
 /// Properties of the connected replica.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Address that the replica has announced. Empty if it has not announced one.
+    /// Address that the replica has announced. Empty if the replica has not announced an address.
     pub ip: String,
     /// Port that the replica listens on; 0 before Hello.
     pub port: u16,
@@ -95,7 +95,7 @@ pub struct Sender {
     reader: MessageReader,
     writer: MessageWriter,
     peer: Peer,
-    /// Verdict sent in Welcome; `None` before that.
+    /// Verdict sent in Welcome. `None` until Welcome was sent.
     welcome: Option<Verdict>,
     hello: Option<Hello>,
     work: SenderWork,

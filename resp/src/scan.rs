@@ -357,7 +357,7 @@ impl Scanner {
         self.spans.len()
     }
 
-    /// Discards all complete requests, and keeps the current partial one.
+    /// Discards all complete requests, and keeps the current partial request.
     #[inline]
     pub fn discard_complete_requests(&mut self) {
         if self.first == self.spans.len() {

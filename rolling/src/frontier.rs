@@ -1,7 +1,7 @@
 //! The frontier decides which ids count as normal traffic. A single bad id cannot move a table
 //! boundary (R5; promise 7 in `docs/promises.md`).
 //!
-//! Ids grow with time, so a new id is normally close to the highest one so far. But a broken client
+//! Ids grow with time, so a new id is normally close to the highest id so far. But a broken client
 //! may send 2^64-1. If that became the highest id, the ring could never open another table above
 //! it. An id more than one *window* above the frontier is therefore *ahead*: the engine stores it
 //! in the outlier map, and no boundary moves.
@@ -146,7 +146,7 @@ struct Tracked {
     moved: u64,
 }
 
-/// A range below the highest one, as published to writers.
+/// A range below the highest range, as published to writers.
 struct LowerRange {
     start: u64,
     high: AtomicU64,
@@ -173,7 +173,7 @@ pub struct Frontier {
     /// the number of such writes that triggers the next call.
     ahead: AtomicUsize,
     advance_after: AtomicUsize,
-    /// Ranges below the highest one, in ascending order.
+    /// Ranges below the highest range, in ascending order.
     lower: ArcSwap<Vec<LowerRange>>,
     /// All ranges, in ascending order. Locked while a range moves, opens or is joined.
     ranges: Mutex<Tracking>,
@@ -1072,7 +1072,7 @@ mod tests {
         assert_eq!(frontier.high(), Some(begin + 9999));
     }
 
-    /// A few thousand ids far ahead do not open a range, and neither do a few frequent ones.
+    /// A few thousand ids far ahead do not open a range, and neither do a few frequent ids.
     #[test]
     fn few_strays_move_nothing() {
         let frontier = settled(1 << 50, 4096, 1000);

@@ -158,7 +158,7 @@ impl<T> Entry<T> {
         &self.slot.table
     }
 
-    /// Returns the slot and discards the reference to the drained one.
+    /// Returns the slot, and discards the reference to the drained slot.
     pub fn into_slot(self) -> Arc<Slot<T>> {
         self.slot
     }
@@ -342,7 +342,7 @@ impl<T> Ring<T> {
         Ok(boundary)
     }
 
-    /// Removes the oldest table, which raises the horizon to the lowest id of the next one (R4).
+    /// Removes the oldest table, which raises the horizon to the lowest id of the next table (R4).
     /// Returns `None` if there is only one table. Readers with an older snapshot may still use the
     /// removed table. The last such reader frees the table's memory.
     pub fn recycle(&self) -> Option<Entry<T>> {

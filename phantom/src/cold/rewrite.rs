@@ -46,7 +46,7 @@ impl Rewrite {
         self.contents.late.len()
     }
 
-    /// Fills `page` with the next page; returns `false` after the last one. `read` reads a page of
+    /// Fills `page` with the next page. Returns `false` after the last page. `read` reads a page of
     /// the existing file.
     pub fn next<E>(
         &mut self,

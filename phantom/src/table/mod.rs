@@ -33,7 +33,7 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, OnceLock};
 
-/// Maximum number of filters in a chain. The last one has 2,048 times the capacity of the first.
+/// Maximum number of filters in a chain. The last filter has 2,048 times the capacity of the first.
 pub(crate) const LINKS: usize = 16;
 
 #[repr(C)]
@@ -85,7 +85,7 @@ pub(crate) struct Table {
     /// Number of pairs at which the table closes.
     roll_at: AtomicU64,
     pub(crate) canaries: Mutex<FpEstimator>,
-    /// Index of the first filter that may have room; all earlier ones are full.
+    /// Index of the first filter that may have room; all earlier filters are full.
     filling: AtomicUsize,
     /// Number of changes so far that did not alter the number of pairs.
     touched: AtomicU64,

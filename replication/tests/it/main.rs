@@ -19,7 +19,7 @@
 //! - A replica saves its diverged batches before it drops them, even if the master's log no longer
 //!   contains the divergence.
 //!
-//! `cargo xtask sim replication --runs 20000` runs more seeds; `--seed 7` replays one.
+//! `cargo xtask sim replication --runs 20000` runs more seeds; `--seed 7` replays a single seed.
 #![allow(clippy::unwrap_used, reason = "tests panic to report a failure")]
 
 mod fate;

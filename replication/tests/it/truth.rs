@@ -60,7 +60,8 @@ impl Truth {
         self.back(end).take_while(|at| at.0 > offset).any(|at| !self.seals.contains(&at))
     }
 
-    /// Returns the offset up to which two histories are equal; `None` if unknown.
+    /// Returns the offset up to which two histories are equal, or `None` if they have no known
+    /// point in common.
     pub(crate) fn parting(&self, a: Place, b: Place) -> Option<u64> {
         let all: BTreeSet<Place> = self.back(a).collect();
         self.back(b).find(|at| all.contains(at)).map(|at| at.0)

@@ -8,8 +8,8 @@
 //!
 //! Splitting a group into several batches with an end mark was rejected. Every log reader
 //! (recovery, replica, `check`) would have to buffer incomplete groups of any size, and a snapshot
-//! could not start in the middle of one. Redis accepts an MSET of any size, but buffers the whole
-//! command in memory.
+//! could not start in the middle of a group. Redis accepts an MSET of any size, but buffers the
+//! whole command in memory.
 
 use crate::commands::run::select;
 use dataset::commit::MAX_CHANGE_BYTES;

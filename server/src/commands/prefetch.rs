@@ -19,8 +19,8 @@ fn is_small(spec: &Spec) -> bool {
         || matches!(spec.keys, KeyArgs::Ids(..)) && spec.has(flag::WRITE)
 }
 
-/// Prefetcher for a batch. It caches the last space, because most requests of a batch name the
-/// same one.
+/// Prefetcher for a batch. The prefetcher caches the last space, because most requests of a batch
+/// name the same space.
 pub(crate) struct Prefetcher<'a> {
     engines: &'a Engines,
     rows: Option<(&'a CounterSpace, counter::Read<'a>)>,

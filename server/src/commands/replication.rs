@@ -63,9 +63,9 @@ pub(crate) const COMMANDS: &[Command] = &[
 
 const NOT_TO_REDIS: &str = "Not supported: a Redis server cannot replicate from Tidemark.";
 
-/// Handles the handshake of a Redis server configured to replicate from this one. If the reply to
-/// PSYNC is NOMASTERLINK, that server retries once a second. After any other error it would send
-/// SYNC, fail, and reconnect in a tight loop.
+/// Handles the handshake of a Redis server that is configured to replicate from this server. If the
+/// reply to PSYNC is NOMASTERLINK, that server retries once a second. After any other error it
+/// would send SYNC, fail, and reconnect in a tight loop.
 fn foreign(call: &mut Call<'_>) -> Outcome {
     let why = "a Redis server cannot replicate from Tidemark; to copy rows to Redis, read them \
                with SCAN and HGETALL and write them with redis-cli --pipe";

@@ -228,7 +228,7 @@ fn check_routing(call: &Call<'_>, transaction: &Transaction) -> Outcome {
     router.outcome()
 }
 
-/// Executes queued commands from the saved progress on, until one suspends.
+/// Executes the queued commands, starting at the saved progress, until a command suspends.
 fn execute_rest(
     call: &mut Call<'_>,
     mut transaction: Transaction,

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
 /// Maximum number of connections. When the maximum is reached, a new connection closes the oldest
-/// one.
+/// connection.
 const MAX_CONNECTIONS: usize = 64;
 /// Timeout for receiving a complete request head. It is also the idle timeout of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);

@@ -79,7 +79,7 @@ impl Chunk {
 }
 
 /// Limits the time that the broker may take to reply. The reader thus reconnects if a broker or a
-/// link hangs. Each timeout doubles the next one, because a slow broker may still process the
+/// link hangs. Each timeout doubles the next timeout, because a slow broker may still process the
 /// abandoned request.
 pub(super) async fn with_timeout<T>(
     source: &Source,

@@ -183,7 +183,8 @@ impl Table {
         let mut shard = shard.lock();
         let before = shard.items;
         let done = work(&mut shard);
-        // The difference wraps around if the number has decreased; the atomic addition wraps back.
+        // The subtraction wraps around if the number has decreased. The atomic addition then wraps
+        // around as well, so the total is correct.
         self.items.fetch_add(shard.items.wrapping_sub(before), Relaxed);
         done
     }

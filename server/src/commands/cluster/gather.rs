@@ -4,8 +4,8 @@
 //!
 //! A part is the same command with fewer ids. The parts of all requests in a client's pipeline are
 //! sent together. The replies to the client are held back until every part has arrived or timed
-//! out; meanwhile the worker serves other clients. If a part fails, the reply contains an error for
-//! each id of that part. The whole request is refused only if all nodes refuse it.
+//! out. In the meantime the worker serves other clients. If a part fails, the reply contains an
+//! error for each id of that part. The whole request is refused only if all nodes refuse it.
 //!
 //! A part lists its ids as separate arguments, even if the request packs them. PH.UNSEEN sends
 //! PH.EXISTS, or PH.ADD with MARK, and selects the ids itself. With MARK and LIMIT all ids must

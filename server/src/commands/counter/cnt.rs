@@ -68,7 +68,7 @@ pub(crate) const COMMANDS: &[Command] = &[
 /// Number of rows read together, so that their cache misses overlap. The number also limits the
 /// memory for the values of these rows.
 pub(crate) const READ_BATCH_ROWS: usize = 1024;
-/// Number of rows prefetched together before they are changed. More rows would evict the first ones
+/// Number of rows prefetched together before they are changed. More rows would evict the first rows
 /// from the L1 cache.
 const WRITE_BATCH_ROWS: usize = 32;
 

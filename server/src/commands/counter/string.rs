@@ -92,7 +92,7 @@ const WHOLE_ROW: usize = usize::MAX;
 
 /// Resolves a key for GET: a cell, or a row of a space with `text_rows`. Returns `None` for a key
 /// outside all spaces. If any space has `text_rows`, returns an error instead, because clients of
-/// Weibo's service expect one.
+/// Weibo's service expect an error.
 #[inline]
 fn readable<'a>(
     call: &Call<'a>,

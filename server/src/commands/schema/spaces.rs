@@ -455,7 +455,7 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
     }));
 }
 
-/// Minimum number of rows for TM.ADVISE. Fewer values do not predict the width of later ones.
+/// Minimum number of rows for TM.ADVISE. Fewer values do not predict the width of later values.
 const MIN_ADVICE_ROWS: u64 = 1000;
 
 fn advise(call: &mut Call<'_>) -> Outcome {
