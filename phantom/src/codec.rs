@@ -63,7 +63,7 @@ const BLOCK_HASHES: usize = 4096;
 
 const _: () = assert!(HEADER_BYTES == 192);
 
-/// Reason why a table or a head cannot be decoded. After an error the space is unchanged.
+/// Reason why a table or a head cannot be decoded. The space is unchanged.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum DecodeError {
     /// The input is corrupt at `offset`.

@@ -135,7 +135,7 @@ impl DeletedPairs {
         removed
     }
 
-    /// Calls `f` for all pairs, one shard at a time. May miss pairs that are inserted concurrently.
+    /// Calls `f` for all pairs, one shard at a time. May miss concurrent changes.
     pub(crate) fn for_each(&self, mut f: impl FnMut(u128)) {
         for shard in self.shards.get().into_iter().flatten() {
             let hashes: Vec<u128> = shard.read().iter().copied().collect();
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(revoked.len(), 2);
     }
 
-    /// Regression test: sets that had shrunk retained memory without reporting it.
+    /// Regression: sets that had shrunk retained memory without reporting it.
     #[test]
     fn what_a_larger_set_took_is_given_back() {
         let mut rng = fastrand::Rng::with_seed(1);

@@ -134,8 +134,8 @@ impl Filter {
         self.may_contain(pair, probe) && self.confirm_contains(pair, probe)
     }
 
-    /// Whether the bits of the first h draws are set in the first line. This is false for 99 % of
-    /// unset pairs.
+    /// Whether the first line has the bits of the first h draws. This is false for 99 % of unset
+    /// pairs.
     #[inline(always)]
     pub(crate) fn may_contain(&self, pair: &Pair, probe: &Probe) -> bool {
         has_draws(self.sizing.bits, self.line(probe.line(0)), draws(pair, 0))

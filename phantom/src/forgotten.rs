@@ -160,7 +160,7 @@ impl Forgotten {
         true
     }
 
-    /// Replaces the map by one that has room for `room` ids and omits ids below the horizon.
+    /// Replaces the map by one with room for `room` ids, without ids below the horizon.
     fn rebuild(&self, now: &Generations, room: usize, horizon: u64) -> Arc<Generations> {
         let next = Generations::with_room(room);
         let kept = now.all().filter(|(id, _)| *id >= horizon);

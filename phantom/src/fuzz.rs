@@ -19,8 +19,8 @@ fn options() -> Options {
     }
 }
 
-/// Decodes a table without verifying checksums, and uses the result. The decoder must either return
-/// an error or a usable table. It must not panic or exceed the memory limit.
+/// Decodes a table without checksums and uses the result. The decoder must either return an error
+/// or a usable table. It must not panic or exceed the memory limit.
 ///
 /// Bits of the first byte: 1 repairs magic and fingerprint, 2 pads the end with zeros, 4 feeds the
 /// input in pieces.
@@ -138,7 +138,7 @@ mod tests {
             let mut input = vec![rng.u8(..)];
             input.extend_from_slice(&whole);
             for _ in 0..rng.u32(0..4) {
-                // Most of the corruption goes to the header, which controls the decoder.
+                // Most corruption goes to the header, which controls the decoder.
                 let at = 1 + if rng.u32(0..4) > 0 {
                     rng.usize(0..200)
                 } else {

@@ -37,7 +37,7 @@ impl From<u64> for Member<'_> {
     }
 }
 
-/// Hashed pair, as stored in the log. The id selects the pair's table.
+/// Hashed pair, as stored in the log. The id selects the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pair {
     /// Id of the pair.
@@ -103,7 +103,7 @@ impl Number {
     fn pair(self, id: u64) -> Pair {
         let (low, high) = multiply(id ^ self.flip, PRIME64_1);
         let high = high.wrapping_add(self.add);
-        // 15 is the input length minus one.
+        // 15 is the length of the input minus one.
         let low = low.wrapping_add(15 << 54) ^ high.swap_bytes();
         let (low, more) = multiply(low, PRIME64_2);
         Pair {
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(found, FROZEN);
     }
 
-    /// The hand-written hash of numeric members must equal the hash of the library.
+    /// The hand-written hash of numbers must equal the library's.
     #[test]
     fn numbers_are_hashed_as_the_library_does() {
         let mut rng = fastrand::Rng::with_seed(16);

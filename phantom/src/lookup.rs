@@ -30,7 +30,7 @@ pub const BATCH: usize = 32;
 /// does not apply to extension filters, because few tables have any.
 const PREFETCHED_LINES: usize = 10;
 
-/// Lookup of one member and at most [`BATCH`] ids. It holds a reference to the list of tables.
+/// Lookup of one member and at most [`BATCH`] ids. It owns a reference to the list of tables.
 pub struct Lookup<'s> {
     space: &'s Space,
     ids: &'s [u64],
@@ -119,8 +119,8 @@ impl Space {
         })
     }
 
-    /// Like [`Space::contains_batch`], but calls `each` for every [`BATCH`] ids with their answers,
-    /// in order.
+    /// Same as [`Space::contains_batch`], but calls `each` for every [`BATCH`] ids with their
+    /// answers, in order.
     #[inline]
     pub fn answer_batches(
         &self,

@@ -53,7 +53,7 @@ pub struct Rebuild {
     range: (u64, u64),
     table: Arc<Table>,
     successor: Arc<Table>,
-    /// Highest id whose pairs were in tables when the rebuild began. Higher ids were outliers.
+    /// Highest admitted id at the beginning of the rebuild.
     high: Option<u64>,
     /// Forgotten ids of the range at the beginning of the rebuild, ascending, with their
     /// generations (R6).
@@ -71,7 +71,7 @@ impl Rebuild {
         self.successor.pairs()
     }
 
-    /// Returns the generation that an id had when the rebuild began.
+    /// Returns the generation of an id at the beginning of the rebuild.
     fn generation(&self, id: u64) -> u64 {
         let at = self.generations.binary_search_by_key(&id, |(id, _)| *id);
         at.map_or(0, |at| self.generations[at].1)
@@ -93,7 +93,7 @@ pub struct TableLoad {
     pub pairs: u64,
     /// Pairs that the first filter holds at the configured rate.
     pub capacity: u64,
-    /// Number of pairs when the table was closed. 0 while the table is open.
+    /// Number of pairs when the table was closed; 0 while it is open.
     pub early: u64,
     /// Filters after the first one.
     pub extensions: usize,
@@ -249,11 +249,11 @@ impl Space {
         Arc::ptr_eq(&table, &rebuild.table).then_some(range)
     }
 
-    /// Ends a rebuild, after all pairs of the list were put into the new filters. The caller must
-    /// not run a rewrite concurrently.
+    /// Ends a rebuild after all pairs of the list were put. The caller must not run a rewrite
+    /// concurrently.
     pub fn end_rebuild(&self, rebuild: Rebuild) -> Rebuilt {
         let (low, table, next) = (rebuild.range.0, &rebuild.table, &rebuild.successor);
-        // These locks exclude rollovers and rewrites.
+        // Excludes rollovers and rewrites.
         let alone = (self.rolling.lock(), self.merging.lock());
         let Some(range) = self.range_of(&rebuild) else { return Rebuilt::Outdated };
         if let Some(cold) = table.cold() {

@@ -1,5 +1,5 @@
-//! Changes of the ring: rollovers, recycling and the admission of outliers, and the background work
-//! for these changes.
+//! Changes of the ring: rollovers, recycling and the admission of outliers, plus the background
+//! work for them.
 //!
 //! **Rollover.** The newest table of each id range is open: it receives the new ids of the range. A
 //! rollover closes it and opens a table above it, at capacity / (1 + late) pairs, which leaves room
@@ -77,8 +77,8 @@ impl Space {
         let Some(((_, last), table)) = self.table_at(low) else { return Ok(false) };
         let boundary = || match (self.frontier.boundary(last), at) {
             (_, Some(at)) if self.frontier.follows() => Some(at.low),
-            // An old log does not record the admitted ids. Pairs above its boundary may therefore
-            // exist already.
+            // An old log does not record the admitted ids, so pairs above its boundary may exist
+            // already.
             (Some(ours), at) => Some(ours.max(at.map_or(0, |at| at.low))),
             (None, at) => at.map(|at| at.low),
         };
@@ -209,7 +209,7 @@ impl Space {
         }
     }
 
-    /// Reopens or closes tables, so that only the newest table of each range in the frontier is
+    /// Reopens or closes tables so that only the newest table of each range in the frontier is
     /// open.
     fn match_ranges(&self) {
         for entry in self.ring.load().entries() {
@@ -500,7 +500,7 @@ impl Space {
             let some: Vec<u128> =
                 held.read().iter().copied().take(OUTLIERS_PER_STEP - pairs).collect();
             let before = held.read().len();
-            // If the system cannot allocate memory for a table, the pairs remain outliers.
+            // If there is no memory for a table, the pairs remain outliers.
             let _ = self.settle(id, held, some);
             pairs += before - held.read().len();
             early.take_if(|held| held.read().is_empty());

@@ -139,8 +139,8 @@ fn load_at(target: f64, bits: usize) -> f64 {
     low
 }
 
-/// Returns the number of bits per pair in the first filter of a full table with this false-positive
-/// rate. Late pairs of a closed table take additional memory.
+/// Returns the bits per pair in the first filter of a full table with this false-positive rate.
+/// Late pairs of a closed table take additional memory.
 pub fn bits_per_pair(rate: f64) -> f64 {
     let sizing = Sizing::in_chain(rate, 0);
     (LINES * LINE_BITS) as f64 / (sizing.pairs_per_page * sizing.counted)
@@ -197,7 +197,7 @@ impl Sizing {
         (self.pairs_per_page * pages as f64) as u64
     }
 
-    /// Returns the number of pages for `pairs` received pairs, at least 1.
+    /// Returns the number of pages for `pairs` received pairs. At least 1.
     pub(crate) fn pages(&self, pairs: u64) -> usize {
         ((pairs as f64 / self.pairs_per_page).ceil() as usize).max(1)
     }
@@ -220,8 +220,8 @@ impl Sizing {
     }
 }
 
-/// Returns the maximum error of [`Sizing::pairs_of`]. The standard deviation of the estimate is
-/// below the square root of `pairs`.
+/// Returns the error bound of [`Sizing::pairs_of`]. The standard deviation of the estimate is below
+/// the square root of `pairs`.
 pub(crate) fn uncertainty(pairs: u64) -> u64 {
     6 * pairs.isqrt() + 16
 }
@@ -283,7 +283,7 @@ mod tests {
         assert!(sum <= 1.0 && sum > 0.999, "{sum}");
     }
 
-    /// Compares the Markov chain with a simulation that sets random bits.
+    /// Compares the Markov chain with a simulation of random bits.
     #[test]
     fn the_cover_of_a_line_is_what_dice_give() {
         let mut rng = fastrand::Rng::with_seed(1);

@@ -88,7 +88,7 @@ pub struct Space {
     /// Lock held during a rollover, and during a consistent read of ring and frontier. Writers
     /// never wait for this lock.
     pub(crate) rolling: Mutex<()>,
-    /// Lock held while a table is replaced by a spill, a merge of late pairs or a rebuild.
+    /// Held while a table is replaced: by a spill, a merge of late pairs or a rebuild.
     pub(crate) merging: Mutex<()>,
     /// Number of late pairs in all cold tables.
     pub(crate) late: Arc<AtomicUsize>,
@@ -224,8 +224,8 @@ impl Space {
         self.limits.spill.load(Relaxed)
     }
 
-    /// Returns the options that were passed at creation. [`Space::set_options`] may have replaced
-    /// some of their values since.
+    /// Returns the options that were passed at creation. [`Space::set_options`] may have changed
+    /// some of them since.
     pub fn options(&self) -> &Options {
         &self.options
     }

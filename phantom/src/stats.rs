@@ -1,4 +1,4 @@
-//! Statistics of a space, for operators, for the log and for forecasts.
+//! Statistics of a space, for operators, the log and forecasts.
 
 use crate::deleted_pairs::bytes_of;
 use crate::fp_estimator::CanaryCounts;

@@ -1,4 +1,4 @@
-//! CRC-64 as computed by Redis: Jones polynomial, reflected, initial value 0, no final XOR.
+//! CRC-64 of Redis: Jones polynomial, reflected, initial value 0, no final XOR.
 
 const POLYNOMIAL: u64 = 0x95ac_9329_ac4b_c9b5;
 

@@ -58,7 +58,7 @@ impl Kind {
     }
 }
 
-/// Layout of the elements in the value's encoding.
+/// Layout of the elements in the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     String,
@@ -92,7 +92,7 @@ pub struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// Checks the version, checksum and type of a payload.
+    /// Checks version, checksum and type.
     pub fn open(bytes: &'a [u8]) -> Result<Payload<'a>, Error> {
         let at = bytes.len().checked_sub(FOOTER_BYTES).ok_or(Error::Footer)?;
         let (value, footer) = bytes.split_at(at);
@@ -181,7 +181,7 @@ impl<'a> Payload<'a> {
         reader.end().map_err(E::from)
     }
 
-    /// Rejects an empty value and a field without a value, because Redis stores neither.
+    /// Rejects an empty value and a field without a value; Redis stores neither.
     fn packed(&self, elements: u64) -> Result<(), Error> {
         match self.kind {
             Kind::Hash if elements % 2 == 1 => Err(Error::Format("a field has no value")),

@@ -100,7 +100,7 @@ impl<'a> PayloadReader<'a> {
         Ok(scratch.decimal(integer))
     }
 
-    /// Checks that no bytes follow the value.
+    /// Checks that no bytes follow.
     pub(crate) fn end(&self) -> Result<(), Error> {
         if self.rest.is_empty() {
             Ok(())

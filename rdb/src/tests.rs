@@ -33,7 +33,7 @@ pub(crate) fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..][..2], 16).unwrap()).collect()
 }
 
-/// Returns the elements of a payload, with `expires` after each field that expires.
+/// Returns the elements, with `expires` after each expiring field.
 fn elements(bytes: &[u8]) -> Result<Vec<String>, Error> {
     let mut all = Vec::new();
     Payload::open(bytes)?.elements(|element| {
@@ -158,8 +158,7 @@ fn listpacks_hold_all_their_encodings() {
 
 #[test]
 fn fields_that_expire_are_told() {
-    // Hash table of Redis 7.4 and later: the earliest expiry, then triples of expiry, field and
-    // value.
+    // Hash table of Redis 7.4 and later: earliest expiry, then triples of expiry, field, value.
     let plain = b"\x02\x00\x04like\xc0\x05\x01\x04read\xc0\x07";
     let with_minimum = sealed(&[&[24][..], &[9; 8], plain].concat());
     assert_eq!(elements(&with_minimum).unwrap(), ["like", "5", "read", "expires", "7"]);
@@ -200,7 +199,7 @@ fn footers_are_checked_as_redis_does() {
     assert_eq!(elements(&write::seal(vec![0, 0xc0, 7], u16::MAX)), Err(Error::Footer));
 }
 
-/// Lengths and counts of up to 2^64-1, at any position, must be rejected immediately.
+/// Lengths and counts up to 2^64-1 at each position must be rejected immediately.
 #[test]
 fn lengths_that_lie_take_no_memory_and_no_time() {
     let huge: [&[u8]; 4] = [

@@ -3,11 +3,11 @@
 
 use crate::crc64::crc64;
 
-/// RDB version of the written payloads. The plain types have not changed since this version, and a
-/// server rejects only versions newer than its own.
+/// RDB version of the payloads. The plain types have not changed since this version, and servers
+/// reject only versions newer than their own.
 const VERSION: u16 = 6;
 
-/// Appends a length in its shortest encoding.
+/// Appends a length in the shortest encoding.
 fn put_length(out: &mut Vec<u8>, length: usize) {
     match length {
         0..=0x3f => out.push(length as u8),

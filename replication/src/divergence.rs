@@ -40,7 +40,7 @@ pub(crate) fn divergence(
 ) -> Result<Divergence, Error> {
     let written = log.written();
     let ours = segments_back(log.disk(), written.segment, usize::MAX)?;
-    // Computes the end of each segment.
+    // Returns the end of each segment.
     let ends = |last: u64, heads: &[SegmentHead]| -> Vec<u64> {
         std::iter::once(last).chain(heads.iter().map(|head| head.base)).take(heads.len()).collect()
     };

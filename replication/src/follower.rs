@@ -70,16 +70,16 @@ pub trait ReplicaHost {
     fn gives_up(&mut self) -> Result<(), Error> {
         Ok(())
     }
-    /// Called after the whole log was applied.
+    /// Called when the whole log is applied.
     fn settled(&mut self);
 }
 
 /// Next step of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FollowerStep {
-    /// Continue with the link.
+    /// Continue.
     On,
-    /// A complete data set is staged. Close the store and open the folder again.
+    /// A complete data set is staged: close the store and open the folder again.
     Adopt,
     /// Close the store and reload the same data.
     Reopen,
@@ -155,7 +155,7 @@ impl Follower {
         })
     }
 
-    /// Whether the replica receives the log from its own position on, that is, without a full sync.
+    /// Whether the replica receives the log from its own position on, without a full sync.
     pub fn is_following(&self) -> bool {
         matches!(self.state, State::Following)
     }
@@ -245,7 +245,7 @@ impl Follower {
                     self.state = State::Following;
                     self.acknowledge(local, out, now_ms);
                 } else {
-                    // The node counts as empty even if its log contains records of deletions.
+                    // The node counts as empty even if its log has records of deletions.
                     if verdict != Verdict::Foreign || !local.is_empty() {
                         self.save_diverged_batches(verdict, (lineage, term, end), segments, local)?;
                     }
@@ -466,7 +466,7 @@ impl Follower {
     }
 
     /// Applies the remaining batches in the log after the link has ended. Returns `Reopen` if the
-    /// node must reload its data to do so.
+    /// node must reload its data.
     pub fn finish(&mut self, local: &mut impl ReplicaHost) -> Result<FollowerStep, LinkError> {
         Ok(if self.is_following() && !self.apply(local)? {
             FollowerStep::Reopen
@@ -477,14 +477,14 @@ impl Follower {
 
     fn acknowledge(&mut self, local: &mut impl ReplicaHost, out: &mut Vec<u8>, now_ms: u64) {
         self.sent_ms = now_ms;
-        // During a full sync the offsets of the old data have no meaning to the master.
+        // During a full sync the offsets of the old data are meaningless.
         let (written, durable) = match self.state {
             State::Following => (local.log().written().offset, local.log().durable().offset),
             State::Greeted => return,
             _ => (0, 0),
         };
         // Report only applied batches as written. A heartbeat may be due while a received batch is
-        // not applied yet.
+        // not applied.
         let written =
             if self.pending.is_empty() { written } else { self.acknowledged.0.max(durable) };
         self.acknowledged = (written, durable);
@@ -557,7 +557,8 @@ fn may_fetch(
         Verdict::Removed if theirs >= ours && end >= position.offset => Ok(()),
         Verdict::Removed if theirs > ours => Ok(()),
         Verdict::Diverged if theirs > ours || (theirs == ours && term != own_term) => Ok(()),
-        // The master has lost only unsynced data, for example in a power cut.
+        // The master has lost only unsynced data, for example in a power cut. It may have
+        // acknowledged later writes.
         Verdict::Diverged if theirs == ours && divergence >= log.durable_at_master()? => Ok(()),
         Verdict::Removed | Verdict::Diverged | Verdict::Short => {
             Err(LinkError::CannotFollow(behind))

@@ -25,7 +25,7 @@ impl<'a> Input<'a> {
         first
     }
 
-    /// In half of all cases returns `was` unchanged, otherwise a nearby or an extreme number.
+    /// Returns `was` unchanged in half of all cases, otherwise a nearby or an extreme number.
     fn number(&mut self, was: u64) -> u64 {
         match self.byte() {
             0..128 => was,
@@ -228,7 +228,7 @@ fn master() -> (Store, Log) {
     made().expect("this disk has no faults")
 }
 
-/// Tests the decoding of messages, and whole links.
+/// Tests messages and whole links.
 pub fn link(input: &[u8]) {
     messages(input);
     let mut input = Input(input);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     /// A replica reads nothing until the pinned log exceeds its limit. The sender must release the
-    /// pin even though it cannot notify the replica.
+    /// pin although it cannot notify the replica.
     #[test]
     fn unread_full_sync_pins_no_more_log_than_the_limit() {
         let (store, log) = master();
@@ -386,7 +386,7 @@ mod tests {
     }
 
     /// The log repeatedly exceeds the limit while the replica verifies files of an earlier link.
-    /// The replica must not verify the same files again.
+    /// The replica must not verify them again.
     #[test]
     fn verified_files_stay_verified_when_manifest_is_sent_again() {
         let (store, log) = master();
@@ -451,7 +451,7 @@ mod tests {
         }
     }
 
-    /// A link without the intermediary transfers the complete data set.
+    /// A link without the intermediary transfers everything.
     #[test]
     fn an_honest_link_ends_with_the_masters_data() {
         let (store, log) = master();

@@ -51,8 +51,7 @@ pub enum LinkError {
     /// link fetches the file again.
     #[error("checksum mismatch in a received file, fetching it again")]
     Damaged,
-    /// This node cannot apply the next batch or data set of the master, and therefore did not
-    /// accept it.
+    /// This node cannot apply the next batch or data set of the master, and did not accept it.
     #[error("{0}")]
     CannotApply(String),
     /// A record cannot be applied.

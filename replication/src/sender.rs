@@ -58,7 +58,7 @@ pub enum Sending {
     Log,
 }
 
-/// Properties of the connected replica.
+/// Properties of the replica.
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// Address that the replica has announced. Empty if the replica has not announced an address.
@@ -107,7 +107,7 @@ pub struct Sender {
     is_pin_released: bool,
     chunk: Vec<u8>,
     sent_ms: u64,
-    /// Highest end of the log that was sent or announced to the replica.
+    /// Greatest end of the log that was sent or announced.
     announced_end: u64,
     asked_to_step_down: bool,
     /// Final end of the log to announce, after this node has stepped down.
@@ -320,8 +320,8 @@ impl Sender {
                             self.writer.put_master_message(out, &ToReplica::Batch(frame))
                         }
                         Ok(Step::End) => break,
-                        // The segment was removed. The replica reconnects, and Welcome then
-                        // contains the verdict `Removed`.
+                        // The segment was removed. The replica reconnects, and Welcome then has the
+                        // verdict `Removed`.
                         Err(error) => return Err(error.into()),
                     }
                 }
@@ -387,7 +387,7 @@ impl Sender {
                     Verdict::Continue
                 }
                 // If the terms differ, the replica's data is on a branch that a promotion has
-                // abandoned. The logs therefore diverge.
+                // abandoned, so the logs diverge.
                 Err(PositionMissing::Short) if !is_other(origin.term) => Verdict::Short,
                 Ok(_) | Err(PositionMissing::Diverged | PositionMissing::Short) => {
                     Verdict::Diverged

@@ -39,13 +39,13 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// Returns the arguments from index `first` on.
+    /// Returns the arguments from `first` on.
     #[inline]
     pub fn from(&self, first: usize) -> Args<'a> {
         Args { bytes: self.bytes, spans: self.spans.get(first..).unwrap_or(&[]) }
     }
 
-    /// Returns the arguments before index `end`.
+    /// Returns the arguments before `end`.
     #[inline]
     pub fn until(&self, end: usize) -> Args<'a> {
         Args { bytes: self.bytes, spans: self.spans.get(..end).unwrap_or(self.spans) }

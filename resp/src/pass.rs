@@ -28,7 +28,7 @@ impl Default for ReplyEnd {
 
 /// Returns the first line, without CR LF. Returns `None` if the line is incomplete.
 fn line(bytes: &[u8]) -> Result<Option<&[u8]>, InvalidReply> {
-    // Fast path: nearly all lines consist of a type and one digit.
+    // Fast path: nearly all lines are a type and one digit.
     if let [_, _, b'\r', b'\n', ..] = bytes {
         return Ok(Some(&bytes[..2]));
     }

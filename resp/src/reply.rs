@@ -31,7 +31,7 @@ impl<'a> Reply<'a> {
         Reply { out, protocol }
     }
 
-    /// Reborrows this writer for a shorter lifetime.
+    /// Reborrows the writer.
     #[inline]
     pub fn again(&mut self) -> Reply<'_> {
         Reply { out: self.out, protocol: self.protocol }
@@ -49,7 +49,7 @@ impl<'a> Reply<'a> {
         self.protocol
     }
 
-    /// Changes the protocol version of later replies. The reply to HELLO uses the new version.
+    /// Changes the protocol version for later replies. HELLO replies in the new version.
     #[inline]
     pub fn set_protocol(&mut self, protocol: Protocol) {
         self.protocol = protocol;
@@ -106,7 +106,7 @@ impl<'a> Reply<'a> {
     /// Writes `rows` arrays of `width` integers as elements of an array whose header the caller has
     /// written.
     ///
-    /// - `bits`: bitwise OR of all integers, or a superset of these bits.
+    /// - `bits`: bitwise OR of all integers, or a superset.
     /// - `most`: size in bytes of the output buffer above which the call stops. The caller then
     ///   closes the client.
     /// - `write`: writes the header and the integers of one row.
@@ -210,7 +210,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Writes a null. RESP3: `_`. RESP2: the null bulk string.
+    /// Writes a null: `_`; in RESP2 the null bulk string.
     #[inline]
     pub fn null(&mut self) {
         self.out.extend_from_slice(match self.protocol {
@@ -219,7 +219,7 @@ impl<'a> Reply<'a> {
         });
     }
 
-    /// Writes a null array. RESP3: `_`. RESP2: the null array.
+    /// Writes a null array: `_`; in RESP2 the null array.
     #[inline]
     pub fn null_array(&mut self) {
         self.out.extend_from_slice(match self.protocol {
@@ -228,7 +228,7 @@ impl<'a> Reply<'a> {
         });
     }
 
-    /// Writes a boolean. RESP3: `#t` or `#f`. RESP2: the integer 1 or 0.
+    /// Writes a boolean: `#t` or `#f`; in RESP2 1 or 0.
     #[inline]
     pub fn bool(&mut self, value: bool) {
         match self.protocol {
@@ -239,7 +239,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Writes a floating-point number. In RESP2 the number is a bulk string.
+    /// Writes a floating-point number; in RESP2 a bulk string.
     pub fn double(&mut self, value: f64) {
         let text = if value.is_nan() {
             "nan".to_owned()
@@ -260,7 +260,7 @@ impl<'a> Reply<'a> {
         self.header(b'*', length);
     }
 
-    /// Writes the header of a map, or in RESP2 of an array. `pairs` keys and values must follow.
+    /// Writes the header of a map; in RESP2 of an array. `pairs` keys and values must follow.
     #[inline]
     pub fn map(&mut self, pairs: usize) {
         match self.protocol {
@@ -269,7 +269,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Writes the header of a set, or in RESP2 of an array. `length` elements must follow.
+    /// Writes the header of a set; in RESP2 of an array. `length` elements must follow.
     pub fn set(&mut self, length: usize) {
         match self.protocol {
             Protocol::Resp2 => self.header(b'*', length),
@@ -277,8 +277,8 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Writes the header of an out-of-band (push) message, or in RESP2 of an array. `length`
-    /// elements must follow.
+    /// Writes the header of an out-of-band message; in RESP2 of an array. `length` elements must
+    /// follow.
     pub fn push(&mut self, length: usize) {
         match self.protocol {
             Protocol::Resp2 => self.header(b'*', length),
@@ -337,8 +337,7 @@ impl IntRow<'_> {
     #[inline(always)]
     pub fn flag(&mut self, value: Option<bool>) {
         match value {
-            // Store a whole word, because the next load of a word from bytes stored one by one
-            // would stall.
+            // Store a whole word. Loading bytes that were stored one by one would stall.
             Some(value) => {
                 let word = u32::from_le_bytes(*b":0\r\n") + (u32::from(value) << 8);
                 put(self.out, self.at, u64::from(word));
@@ -699,7 +698,7 @@ mod tests {
         }
     }
 
-    /// The crate redis-protocol must decode the same values from both protocol versions.
+    /// The crate redis-protocol decodes the same values from both protocol versions.
     #[test]
     fn redis_protocol_reads_what_is_written() {
         use redis_protocol::{resp2, resp3};

@@ -49,8 +49,8 @@ impl Limits {
         Limits { max_args: 10, max_bulk_bytes: 16_384, unauthenticated: true };
 }
 
-/// Protocol error. The connection sends the error text and closes, because the start of the next
-/// request is unknown.
+/// Protocol error. The connection sends the text and closes, because the start of the next request
+/// is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The number after `*` is invalid or too large.
@@ -74,7 +74,7 @@ pub enum Malformed {
     /// An inline request is too long.
     #[error("Protocol error: too big inline request")]
     LongInline,
-    /// A quote is unterminated, or a closing quote is not followed by a space.
+    /// A quote is unterminated, or the closing quote is not followed by a space.
     #[error("Protocol error: unbalanced quotes in request")]
     UnbalancedQuotes,
     /// The first byte of a bulk string is not `$`.
@@ -283,7 +283,7 @@ impl Scanner {
                     }
                     (length, header) = ((tens * 10 + ones) as usize, 5);
                 } else {
-                    // The second byte may not be a digit.
+                    // The byte may not be a digit.
                     let ones = one >> 8 & 0xff;
                     if one & 0xffff_00ff != 0 || ones > 9 {
                         break;

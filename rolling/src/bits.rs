@@ -4,7 +4,7 @@
 #[inline(always)]
 pub fn ones(mut set: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
-        // Lets the compiler infer that the index is below 32.
+        // Tells the compiler that the index is below 32.
         let first = (set != 0).then(|| set.trailing_zeros() as usize % 32);
         set &= set.wrapping_sub(1);
         first

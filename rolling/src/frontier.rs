@@ -78,7 +78,7 @@ pub const MAX_RANGES: usize = 8;
 /// received this many new ids.
 const IDLE_RANGE_IDS: u64 = 1 << 16;
 
-/// Returns the number of outlier entries that opens another range.
+/// Returns the number of entries that opens another range.
 fn entries_needed_for(max_aside: usize) -> usize {
     (max_aside / 16).clamp(MIN_IDS_AHEAD, MAX_ENTRIES_NEEDED)
 }
@@ -158,7 +158,7 @@ struct LowerRange {
 /// new ids store to this struct, and every read loads the adjacent data.
 #[repr(align(128))]
 pub struct Frontier {
-    /// `start` and `high` of the highest range. Both are 0 while `known` is false.
+    /// `start` and `high` belong to the highest range; 0 while `known` is false.
     start: AtomicU64,
     high: AtomicU64,
     known: AtomicBool,
@@ -334,8 +334,7 @@ impl Frontier {
         }
     }
 
-    /// Sets whether a log controls the frontier. While a log controls the frontier, writes do not
-    /// move it.
+    /// Sets whether a log controls the frontier. If so, writes do not move it.
     pub fn follow(&self, follows: bool) {
         self.follows.store(follows, SeqCst);
     }
@@ -435,12 +434,12 @@ impl Frontier {
         reach(self.high().unwrap_or(0))
     }
 
-    /// Returns the highest admitted id, if any.
+    /// Highest admitted id, if any.
     pub fn high(&self) -> Option<u64> {
         self.known.load(SeqCst).then(|| self.high.load(SeqCst))
     }
 
-    /// Returns the last ids of the [open](Frontier::is_open) tables, in ascending order.
+    /// Last ids of the [open](Frontier::is_open) tables, ascending.
     pub fn open_ends(&self) -> Vec<u64> {
         let lower = self.lower.load();
         let starts = lower.iter().map(|range| range.start).chain([self.start.load(SeqCst)]);
@@ -543,7 +542,7 @@ impl Frontier {
         true
     }
 
-    /// Joins idle ranges with the ranges above them. Returns whether any range was joined.
+    /// Joins idle ranges with the ranges above them. Returns whether any was joined.
     pub fn join_idle(&self) -> bool {
         if self.lower.load().is_empty() {
             return false;
@@ -566,9 +565,9 @@ impl Frontier {
         changed
     }
 
-    /// Returns the range to open for the sorted ids of `ahead`. If these ids are within
+    /// Returns the range to open for the sorted ids of `ahead`. If they are within
     /// [`WINDOW_FACTOR`] windows of an existing range, returns that range, extended to include
-    /// them. Returns `None` if there are too few ids, or if the ids are too far apart.
+    /// them. Returns `None` if there are too few ids or they are too far apart.
     fn range_among(
         &self,
         tracking: &Tracking,
@@ -838,8 +837,7 @@ mod tests {
         let last = (1 << 51) - 1;
         assert_eq!((frontier.boundary(last), frontier.is_open(last)), (Some(old.high + 1), true));
         assert_eq!((frontier.boundary(last - 1), frontier.is_open(last - 1)), (None, false));
-        // Ids in the gap between the ranges are ahead. Ids of both ranges are inside and raise
-        // `high`.
+        // Ids of the gap are ahead. Ids of both ranges are inside and raise `high`.
         assert_eq!((frontier.admit(last), frontier.admit(1 << 51)), (Ahead, Inside));
         assert_eq!((frontier.admit(7), frontier.admit(old.high + 4096)), (Inside, Inside));
         assert_eq!((frontier.ranges()[0].high, frontier.ranges()[1]), (old.high + 4096, ranges[1]));
@@ -1003,7 +1001,7 @@ mod tests {
         assert_eq!(frontier.admit(high + 4096), Inside);
     }
 
-    /// If the table for a range cannot be opened, nothing changes. A later attempt may succeed.
+    /// If the table cannot be opened nothing changes, and a later attempt may succeed.
     #[test]
     fn a_range_opens_with_its_table_or_not_at_all() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1043,7 +1041,7 @@ mod tests {
             101_000
         );
         assert_eq!(frontier.high(), Some((1 << 50) + 1999 * 4096));
-        // Even an unlimited window does not admit the last id.
+        // Even a window without limit does not admit the last id.
         let frontier = of(1 << 50, u64::MAX, None);
         assert_eq!((frontier.admit(u64::MAX), frontier.admit(1 << 63)), (Ahead, Inside));
         assert_eq!(
@@ -1090,7 +1088,7 @@ mod tests {
         );
     }
 
-    /// New ids jump by a distance that is short compared with the range's window.
+    /// New ids jump by two windows. The range grows, and no other range opens.
     #[test]
     fn a_short_jump_moves_its_range() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1162,8 +1160,8 @@ mod tests {
         assert_eq!(Frontier::new(None, MOST).boundary(u64::MAX), None);
     }
 
-    /// Writes to both ranges and to the gap between them, while the upper range opens. Ids of the
-    /// gap must never be inside.
+    /// Writes to both ranges and to the gap while the upper range opens. Ids of the gap must never
+    /// be inside.
     #[test]
     fn no_id_of_the_gap_is_inside_while_a_range_opens() {
         for round in 0..200 {

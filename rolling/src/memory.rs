@@ -24,7 +24,7 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Size of a regular (small) page.
 const PAGE_BYTES: usize = 4096;
 
-/// Fixed number of zeroed `AtomicU64`. The memory is page-aligned.
+/// A fixed number of zeroed `AtomicU64`, aligned to a page.
 pub struct Words {
     /// A raw map, because creating a `&[u8]` view of the memory, even briefly, would invalidate the
     /// pointers used for writes.
@@ -64,7 +64,7 @@ impl Words {
         Words::bytes_of(self.len)
     }
 
-    /// Returns the size of `len` words in bytes, rounded up to whole pages.
+    /// Size of `len` words in bytes, rounded up to whole pages.
     pub fn bytes_of(len: usize) -> usize {
         len.max(1).saturating_mul(8).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES)
     }
@@ -156,7 +156,7 @@ pub use equal_bytes_by_word as equal_bytes;
 pub(crate) fn equal_bytes_by_word<const N: usize>(words: [u64; N], byte: u8) -> u64 {
     const LOW_BITS: u64 = 0x0101_0101_0101_0101;
     const HIGH_BITS: u64 = LOW_BITS << 7;
-    /// Multiplying by this constant moves bit `8k` to bit `56 + k`.
+    /// Multiplier that moves bit `8k` to bit `56 + k`.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     let mut equal = 0;
     for (i, word) in words.into_iter().enumerate() {

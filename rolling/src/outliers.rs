@@ -8,7 +8,7 @@
 //!
 //! An entry may move into a table at any time. No reader misses it:
 //! - The moving thread holds the mutex. It stores the entry in the table, then deletes it from the
-//!   map. No other thread writes to the entry in the meantime.
+//!   map. No other thread writes to the entry at that time.
 //! - A reader searches the map first, then the tables.
 //! - A writer of an id that may be in the map holds the mutex during its whole write. An "ahead"
 //!   writer publishes its id in the lower bound before it reads the frontier again; an "inside"
@@ -32,7 +32,7 @@ const ENTRIES_PER_STEP: usize = 256;
 /// Entries of type `V` by id.
 pub struct Outliers<V> {
     entries: ArcSwap<PersistentTrie<V>>,
-    /// Lock held during every change of `entries`.
+    /// Locked during every change of `entries`.
     writing: Mutex<()>,
     /// Lower bound of all ids in the map; `u64::MAX` if the map is empty.
     lowest: AtomicU64,
@@ -68,7 +68,7 @@ pub enum WriteDestination {
 pub enum Refused<E> {
     /// The id exceeds the frontier by more than `max_ahead`.
     TooFar,
-    /// The engine's closure failed. The outlier map is unchanged.
+    /// The engine's closure failed; this map is unchanged.
     Engine(E),
 }
 
@@ -163,7 +163,7 @@ impl<V> Outliers<V> {
     }
 
     /// Deletes `id`: calls `inside` to delete it from the tables, then removes its entry from the
-    /// map. Returns the entry and the result of `inside`. This does not move the frontier.
+    /// map. Returns the entry and the result of `inside`. Does not move the frontier.
     pub fn delete<R, E>(
         &self,
         id: u64,
@@ -246,7 +246,7 @@ impl<V> Outliers<V> {
         frontier.advance(&mut ids, is_short, open)
     }
 
-    /// Whether an entry is in a range of the frontier, so that [`Outliers::drain`] has work to do.
+    /// Whether an entry is in a range of the frontier, so that [`Outliers::drain`] has work.
     pub fn has_reached_entries(&self, frontier: &Frontier) -> bool {
         if self.is_empty() || !frontier.high().is_some_and(|high| self.may_hold(high)) {
             return false;
@@ -297,7 +297,7 @@ impl<V> Outliers<V> {
         moved
     }
 
-    /// Visits all entries without waiting. May miss an entry that moves into a table concurrently.
+    /// Visits all entries without waiting. May miss an entry that concurrently moves into a table.
     pub fn for_each(&self, mut f: impl FnMut(u64, &V)) {
         let mut from = Some(0);
         while let Some(first) = from.take() {
@@ -356,7 +356,7 @@ mod tests {
         }
     }
 
-    /// Increments `id` in the same way as an engine.
+    /// Increments `id` as an engine would.
     fn increment(outliers: &Outliers<u64>, frontier: &Frontier, table: &Table, id: u64) {
         outliers
             .write::<_, ()>(
@@ -460,8 +460,7 @@ mod tests {
         assert_eq!(write(1200), Err(Refused::TooFar), "from now on only the frontier counts");
     }
 
-    /// A closure that blocks delays other writers. Readers do not wait; they see the previous
-    /// version of the map.
+    /// A closure that blocks delays other writers, but readers see the previous version of the map.
     #[test]
     fn readers_do_not_wait_for_a_writer_inside() {
         const A: u64 = 1 << 40;
@@ -535,8 +534,8 @@ mod tests {
         assert_eq!((all(), table.lock()[&A]), (vec![(C, 2)], 5));
     }
 
-    /// Two threads write and one thread moves entries while the frontier advances. No increment is
-    /// lost, and no reader misses an id.
+    /// Two threads write and one moves entries while the frontier advances. No increment is lost,
+    /// and no reader misses an id.
     #[test]
     fn nothing_is_lost_on_the_way_into_the_tables() {
         for round in 0..200 {

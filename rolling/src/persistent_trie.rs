@@ -81,7 +81,7 @@ impl<V> PersistentTrie<V> {
         }
     }
 
-    /// Returns the lowest id.
+    /// Lowest id.
     pub(crate) fn first(&self) -> Option<u64> {
         let mut first = None;
         self.visit(0, |id, _| {
@@ -91,7 +91,7 @@ impl<V> PersistentTrie<V> {
         first
     }
 
-    /// Returns the highest id.
+    /// Highest id.
     pub(crate) fn last(&self) -> Option<u64> {
         let mut node = self.root.as_ref()?;
         loop {
@@ -170,8 +170,8 @@ impl<V> Node<V> {
         }
     }
 
-    /// Returns a copy of the node without `id`, which must be present. Returns `None` if the node
-    /// becomes empty.
+    /// Returns a copy of the node without `id`, which must be present. Returns `None` if nothing
+    /// remains.
     fn without(&self, id: u64) -> Option<Node<V>> {
         let Node::Branch(branch) = self else { return None };
         let Branch { split, left, right } = &**branch;

@@ -9,8 +9,8 @@
 //!
 //! **Changing the ring** takes three steps (R3):
 //! 1. *close*: mark the slot, so that it rejects writes to the ids that another slot will cover;
-//! 2. *barrier*: lock and unlock each stripe of the slot. Afterwards no writer that has missed the
-//! mark is running;
+//! 2. *barrier*: lock and unlock each stripe of the slot. Afterwards no writer that missed the mark
+//!    is still running;
 //! 3. *publish* the new list. Writers rejected by the mark spin until then, usually a few
 //!    microseconds.
 //!
@@ -42,7 +42,7 @@ pub const STRIPES: usize = 256;
 
 /// The slot accepts writes.
 const OPEN: u8 = 0;
-/// Writers retry until a new list of slots is published.
+/// Writers retry until a new list is published.
 const PAUSED: u8 = 1;
 /// The slot accepts no writes: other slots have replaced it, or it was recycled.
 const CLOSED: u8 = 2;
@@ -71,8 +71,8 @@ impl<T> Slot<T> {
         })
     }
 
-    /// Size of a slot in bytes. Includes its table, its stripes, and its entries in two lists
-    /// during a change.
+    /// Size of a slot in bytes: its table, its stripes, and its entries in two lists during a
+    /// change.
     pub const BYTES: usize = size_of::<Slot<T>>()
         + STRIPES * size_of::<Mutex<()>>()
         + 2 * (size_of::<Entry<T>>() + size_of::<u64>())
@@ -84,7 +84,7 @@ impl<T> Slot<T> {
         self.low
     }
 
-    /// Highest id of the range (inclusive). `u64::MAX` for the newest table.
+    /// Highest id of the range, inclusive; `u64::MAX` for the newest table.
     #[inline]
     pub fn last(&self) -> u64 {
         self.last.load(SeqCst)
@@ -179,8 +179,7 @@ pub struct Tables<T> {
     newest: Entry<T>,
     newest_low: u64,
     entries: Vec<Entry<T>>,
-    /// Copies of `entries[i].slot.low`. With this array, a search touches only one or two cache
-    /// lines.
+    /// Copies of `entries[i].slot.low`, so that a search touches one or two cache lines.
     lows: Vec<u64>,
 }
 
@@ -207,7 +206,7 @@ impl<T> Tables<T> {
         Arc::new(Tables { newest_low: newest.slot.low, newest, entries, lows })
     }
 
-    /// Returns the lowest id that the ring covers. Lower ids are *unknown*.
+    /// Lowest id that the ring covers; lower ids are *unknown*.
     #[inline]
     pub fn horizon(&self) -> u64 {
         self.lows[0]
@@ -299,7 +298,7 @@ impl<T> Ring<T> {
                 return Some(f(entry));
             }
             drop(stripe);
-            // The ring is between the steps *close* and *publish*.
+            // The ring is between *close* and *publish*.
             std::thread::yield_now();
         }
     }
@@ -439,8 +438,8 @@ impl<T> Ring<T> {
         Ok(Some(olds))
     }
 
-    /// Waits for all writers that are currently in `low..=last`. Later writers see all previous
-    /// stores of this thread.
+    /// Waits for every current writer of `low..=last`. Later writers see all previous stores of
+    /// this thread.
     pub fn barrier(&self, low: u64, last: u64) {
         let _structure = self.structure.lock();
         for entry in
@@ -563,7 +562,7 @@ mod tests {
         };
         assert!((0..450).all(|id| read(&ring.load(), id) == (Some(id), false)));
         assert_eq!(read(&before, 150), (None, true), "an old list reports that it is old");
-        // If the copy fails, nothing changes.
+        // A failed copy changes nothing.
         let failed = ring.join((0, 299), empty(), |_, _| Err("no memory"), |_| panic!("cleared"));
         assert_eq!(failed.err(), Some("no memory"));
         assert_eq!(ranges(&ring), [(0, 99), (100, 299), (300, 399), (400, u64::MAX)]);
@@ -623,7 +622,7 @@ mod tests {
                 change.join().unwrap();
                 for id in [id, 20, 120, 170, 220, 320, u64::MAX] {
                     assert!(misses(id), "{id}");
-                    // A reader with the old list of slots searches again, in the new list.
+                    // A reader with the old list searches again, in the new list.
                     let again = before.find(id).is_some_and(|entry| entry.slot().has_moved(id));
                     let find = |tables: &Tables<Rows>| {
                         tables.find(id).map(|entry| std::ptr::from_ref(entry.slot()))

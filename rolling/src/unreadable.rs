@@ -1,4 +1,4 @@
-//! Errors of disk reads, shared by both engines.
+//! Errors of reads from a disk, shared by both engines.
 
 use std::sync::Arc;
 

@@ -102,8 +102,8 @@ pub fn listen(config: &Config) -> Result<Vec<TcpListener>, StartError> {
     listen_at(config, config.server.port)
 }
 
-/// Listening sockets that were opened before the server starts. The server itself opens the other
-/// configured sockets.
+/// Listening sockets opened before the server starts. The server opens the other configured sockets
+/// itself.
 #[derive(Default)]
 pub struct Sockets {
     /// Sockets for plain-text clients.
@@ -162,7 +162,7 @@ pub struct Server {
     log: JoinHandle<store::Result<()>>,
 }
 
-/// Creates a process with this configuration, and registers all commands.
+/// Creates a process with this configuration and the full command table.
 pub fn host(config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Host {
     commands::families::install();
     Host::new(config, addresses, stop)
@@ -254,8 +254,8 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
     }
 }
 
-/// Restores the role and the cluster state from the data folder. A restored lease counts as
-/// expired, because another node may have become master.
+/// Restores role and cluster state from the data folder. A restored lease counts as expired:
+/// another node may have become master.
 fn recall(host: &Host) -> io::Result<()> {
     let config = host.config();
     host.cluster.recall(&config.durability.dir)?;
@@ -313,7 +313,7 @@ pub fn run(config: Config, sockets: Sockets, stop: Stop) -> Result<(), StartErro
     start_on(config, sockets, stop)?.join().map_err(StartError::Ended)
 }
 
-/// Keeps a version of the engines alive while a caller borrows it.
+/// Keeps a version of the engines alive while it is borrowed.
 struct Served(Arc<Engines>);
 
 impl Deref for Served {
@@ -325,17 +325,17 @@ impl Deref for Served {
 }
 
 impl Server {
-    /// Returns the port of the first client socket.
+    /// Port of the first client socket.
     pub fn port(&self) -> u16 {
         self.host.addresses.first().map_or(0, SocketAddr::port)
     }
 
-    /// Returns the address of the admin port, if the port is open.
+    /// Address of the admin port, if it is open.
     pub fn admin(&self) -> Option<SocketAddr> {
         self.host.admin.get().copied()
     }
 
-    /// Returns the spaces, views and actions of the current data set.
+    /// Spaces, views and actions of the current data set.
     pub fn engines(&self) -> impl Deref<Target = Engines> {
         Served(self.host.node().engines())
     }
@@ -381,7 +381,7 @@ impl Server {
                 outcome = Err(io::Error::other(format!("thread {name} panicked")));
             }
         }
-        // All writers have ended. The last commit writes the pending changes.
+        // All writers have ended. The last commit writes their pending changes.
         self.host.node().durability.committer().stop();
         match self.log.join() {
             Ok(Ok(())) => tracing::info!("the log is complete"),

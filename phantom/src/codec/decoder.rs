@@ -94,7 +94,7 @@ impl TableDecoder {
         body + CHECKSUM_BYTES
     }
 
-    /// Decodes the next piece of the input.
+    /// Decodes the next piece.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), DecodeError> {
         while !bytes.is_empty() {
             let needs = self.needs();

@@ -133,7 +133,7 @@ fn decode_head(head: &[u8], seed: Seed) -> Result<(Vec<Range>, Vec<Pair>), Decod
     Ok((ranges, outliers))
 }
 
-/// Returns the tables in ascending order. An empty table covers each gap between them.
+/// Returns the tables in ascending order, with empty tables for all ids that they do not cover.
 fn without_gaps(
     mut tables: Vec<StoredTable>,
     options: &Options,

@@ -101,7 +101,7 @@ fn what_is_restored_is_what_was_stored() {
     assert!(!space.encode_table(3, |_| Ok::<(), ()>(())).unwrap(), "no table starts there");
 }
 
-/// A table that is missing from the snapshot, or a gap between tables, does not count as recycling.
+/// A missing table or a gap between tables does not count as recycling.
 #[test]
 fn restored_ring_begins_where_the_layout_says() {
     let (space, ..) = busy();
@@ -178,7 +178,7 @@ fn damage_is_found_and_named() {
     // After the snapshot was taken, all of its tables may have been spilled and recycled.
     let none_left = Space::restore(options(), &head, &[], vec![]).unwrap();
     assert_eq!(none_left.horizon(), 0);
-    // In the log, the pairs written during the snapshot precede the layout record.
+    // In the log, the pairs written during the snapshot precede the layout.
     let pair = none_left.pair(7, &Member::Number(1));
     assert_eq!(none_left.contains_pair(&pair), Ok(Answer::No));
     assert!(none_left.put(&pair, true).is_ok());

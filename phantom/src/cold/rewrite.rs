@@ -80,9 +80,9 @@ impl Rewrite {
 }
 
 impl Space {
-    /// Begins a rewrite of the table that begins at `low`. Freezes the table if it is in memory. A
-    /// space runs one rewrite at a time. Returns `None` if no table begins at `low`, or if that
-    /// table is the newest.
+    /// Begins a rewrite of the table that begins at `low`, and freezes the table if it is in
+    /// memory. A space runs one rewrite at a time. Returns `None` if there is no such table or if
+    /// it is the newest.
     pub fn begin_rewrite(&self, low: u64) -> Result<Option<Rewrite>, Error> {
         let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| range.1 < u64::MAX)
         else {
@@ -146,7 +146,7 @@ impl Space {
         }
     }
 
-    /// Ends a rewrite. From now on, `below` serves lookups; it contains all pages.
+    /// Ends a rewrite. `below` contains all pages and serves lookups from now on.
     pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn ColdBackend>) {
         let Some(cold) = rewrite.table.cold() else { return };
         // C1: a concurrent merge must not treat a pair as late after its page was written.

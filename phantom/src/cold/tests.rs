@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 mod restarts;
 
-/// Simulated disk: stored tables by their lowest ids.
+/// Simulated disk: the stored tables by lowest id.
 #[derive(Default)]
 pub(crate) struct Shelf {
     tables: Mutex<BTreeMap<u64, Arc<Stored>>>,
@@ -95,7 +95,7 @@ impl Shelf {
         self.tables.lock().insert(low, stored);
     }
 
-    /// Returns the space as it is after a restart from the stored tables and a snapshot.
+    /// Returns the space after a restart from the stored tables and a snapshot.
     pub(crate) fn restored(&self, space: &Space) -> Space {
         let head = space.encode_head();
         let (mut tables, mut late) = (vec![], HashMap::new());
@@ -400,8 +400,8 @@ fn a_log_that_is_read_again_makes_a_table_elsewhere_no_larger() {
     }
 }
 
-/// A failed disk read makes the lookup or write fail, and changes nothing. In a batch, only the
-/// affected id fails.
+/// A failed read makes the lookup or write fail, and changes nothing. In a batch, only the affected
+/// id fails.
 #[test]
 fn what_cannot_be_read_is_not_taken_for_a_no() {
     let (shelf, space) = (Shelf::default(), filled(0.001, 500));

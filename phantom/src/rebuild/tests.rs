@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Exact list of all pairs. It corresponds to the host's ledger.
+/// Exact list of all pairs, like the host's ledger.
 #[derive(Default)]
 struct List(Mutex<BTreeSet<(u64, u64)>>);
 
@@ -73,8 +73,8 @@ fn measured(space: &Space) -> f64 {
         / asked as f64
 }
 
-/// The list contains an outlier. If the outlier is deleted before its id is admitted, it must be
-/// unset in the rebuilt table.
+/// The list contains an outlier. An outlier deleted before its id is admitted must be unset in the
+/// rebuilt table.
 #[test]
 fn outliers_are_in_no_new_filter() {
     const FAR: u64 = 1 << 40;
@@ -301,8 +301,8 @@ fn a_resize_needs_memory() {
     assert!(space.begin_resize(0, 0).unwrap().is_some());
 }
 
-/// Checks rule R3 with late pairs, with pairs that were deleted and set again after the list was
-/// read, and with false positives of the old filters.
+/// Checks R3 with late pairs, with pairs deleted and set again after the list was read, and with
+/// false positives of the old filters.
 #[test]
 fn a_table_elsewhere_is_built_anew() {
     let options = |rate| Options { pairs_per_table: 64_000, ..options(rate) };
@@ -344,7 +344,7 @@ fn a_table_elsewhere_is_built_anew() {
     }
     let left = space.to_rebuild();
     assert!(left.len() == 1 && left[0] > 0, "{left:?}");
-    // A merge that runs during the rebuild removes late pairs.
+    // A merge during the rebuild removes late pairs.
     assert_eq!(space.ask_rebuild(), 2);
     let rebuild = space.begin_rebuild(0).unwrap().unwrap();
     list.put_all(&space, &rebuild);

@@ -13,8 +13,8 @@ pub trait ColdBackend: Send + Sync {
     /// Returns whether a filter has all bits of the pair. May block on a disk read.
     fn has(&self, pair: &Pair) -> Result<bool, Unreadable>;
 
-    /// Fills `pages` with consecutive pages of the file, beginning at page number `first`. May
-    /// block on several disk reads.
+    /// Fills `pages` with pages of the file, starting at page number `first`. May block on several
+    /// disk reads.
     fn read(&self, first: usize, pages: &mut [u8]) -> Result<(), Unreadable>;
 
     /// Returns an identity that is not 0 and is unique among all backends.
@@ -29,7 +29,7 @@ pub(crate) struct FilterPages {
     pub(crate) pairs: u64,
 }
 
-/// Sizes of a table's filters. The filters are stored consecutively.
+/// Sizes of a table's filters, stored consecutively.
 #[derive(Clone)]
 pub struct Chain {
     pub(crate) rate: f64,

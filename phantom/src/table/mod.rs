@@ -87,7 +87,7 @@ pub(crate) struct Table {
     pub(crate) canaries: Mutex<FpEstimator>,
     /// Index of the first filter that may have room; all earlier filters are full.
     filling: AtomicUsize,
-    /// Number of changes so far that did not alter the number of pairs.
+    /// Number of changes that did not alter the number of pairs.
     touched: AtomicU64,
     /// Table that will replace this table (`rebuild`). The next field is a flag for a cheap test.
     successor: RwLock<Option<Arc<Table>>>,
@@ -496,8 +496,8 @@ impl ColdSource {
     }
 }
 
-/// Filters of a cold table, and its late pairs (pairs set after the filters were written).
-/// `cold.rs` lists the invariants.
+/// Filters of a cold table and its late pairs (pairs set after the filters were written). `cold.rs`
+/// lists the invariants.
 pub(crate) struct Cold {
     pub(crate) lower: RwLock<Arc<ColdSource>>,
     pub(crate) late: DeletedPairs,
@@ -616,7 +616,7 @@ mod tests {
         }
     }
 
-    /// Checks the invariants T1, T2 and P6 with forty times as many pairs as planned.
+    /// Checks T1, T2 and P6 with forty times as many pairs as planned.
     #[test]
     fn an_overrun_table_keeps_its_rate_and_finds_all() {
         for rate in [0.01, 0.001] {

@@ -163,7 +163,7 @@ impl<'a> Pages<'a> {
     fn get(&mut self, page: usize) -> Result<&[u8; PAGE_BYTES], Unreadable> {
         if !(self.first..self.first + self.bytes.len()).contains(&page) {
             self.bytes.resize(PAGES_PER_READ.min(self.part.pages - page), [0; PAGE_BYTES]);
-            // Keep the buffer empty after a failed read.
+            // After a failed read the buffer must stay empty.
             let mut bytes = std::mem::take(&mut self.bytes);
             self.below.read(self.part.first + page, bytes.as_flattened_mut())?;
             (self.bytes, self.first) = (bytes, page);

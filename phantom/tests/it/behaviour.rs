@@ -69,7 +69,7 @@ fn the_order_of_ids_does_not_matter() {
             .count();
         assert!(wrong < 200 + 4 * 15, "{name}: {wrong} false positives in 200000 at 0.001");
         assert_eq!(space.outlier_pairs(), 0, "{name}");
-        // Ids of the normal range still get new tables.
+        // New ids still get new tables.
         let before = space.layout().len();
         for i in n..2 * n {
             add(&space, pair(i).0, pair(i).1);
@@ -80,8 +80,8 @@ fn the_order_of_ids_does_not_matter() {
     }
 }
 
-/// Lowered limits recycle tables even without a rollover, and the log records the change. A
-/// follower recycles tables only when it applies a logged layout.
+/// Lowered limits recycle tables without a rollover, and the log records the change. A follower
+/// recycles tables only when it applies a logged layout.
 #[test]
 fn lowered_limits_recycle_at_once() {
     let filled = || {
@@ -219,8 +219,8 @@ fn max_ahead_refuses_ids_too_far_ahead() {
     assert_eq!(contains(&space, u64::MAX, 1), Answer::Yes);
 }
 
-/// After a few tables have measured the share of late pairs, new tables close early enough and need
-/// no extensions.
+/// After a few tables have measured the share of late pairs, tables close early enough and need no
+/// extensions.
 #[test]
 fn tables_learn_to_leave_room_for_late_pairs() {
     for late in [0u64, 30, 45] {
@@ -278,7 +278,7 @@ fn the_forecast_comes_true() {
         *i += 1;
         add(&space, FIRST + *i, *i)
     };
-    // The space learns that no pair is late only after a few tables have closed.
+    // The space must close a few tables to learn that no pair is late.
     while space.changes() < 25 {
         next(&mut i);
     }

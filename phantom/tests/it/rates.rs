@@ -8,8 +8,8 @@ use std::io::Read;
 
 const SHARE_WHEN_FULL: f64 = 0.952;
 
-/// Fills one table and looks up the pairs in `never`, which are not set. Returns the number of
-/// false positives and the number of lookups.
+/// Fills one table and looks up the unset pairs `never`. Returns the number of false positives and
+/// the number of lookups.
 fn measure(
     rate: f64,
     n: u64,
@@ -131,7 +131,7 @@ fn real_pairs_meet_the_rate() {
     }
 }
 
-/// Sets these pairs, and looks up unset pairs of the same 521 ids and their users.
+/// Sets these pairs and looks up other pairs of the same 521 ids and their users.
 fn check_pairs(pairs: &[(u64, u64)]) {
     let known: HashSet<(u64, u64)> = pairs.iter().copied().collect();
     let mut ids: Vec<u64> = pairs.iter().map(|p| p.0).collect();
@@ -148,7 +148,7 @@ fn check_pairs(pairs: &[(u64, u64)]) {
         let (yes, asked) = measure(rate, count * 19 / 20, |i| pairs[(i % count) as usize], never);
         let expected = rate * SHARE_WHEN_FULL * asked as f64;
         println!("{rate}: {yes} of {asked}, {expected:.0} expected");
-        // The filters have few pages, so the rate varies from filter to filter.
+        // There are few pages, so the rate varies between filters.
         assert!(
             (yes - expected).abs() < 4.0 * expected.sqrt() + 0.15 * expected,
             "{yes} positives, expected {expected}"
@@ -156,8 +156,7 @@ fn check_pairs(pairs: &[(u64, u64)]) {
     }
 }
 
-/// Returns generated pairs: as many ids and pairs as the real data has, with a skewed distribution
-/// of ids.
+/// Returns as many ids and pairs as the real data has, with a skewed distribution of ids.
 fn generated_pairs() -> Vec<(u64, u64)> {
     const POSTS: u64 = 521;
     let mut rng = fastrand::Rng::with_seed(19);

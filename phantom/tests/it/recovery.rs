@@ -126,7 +126,7 @@ impl Traffic {
         }
         self.logged = Some((course.changes, course.ranges));
         let generations = self.forgotten.drain(..).map(|id| (id, self.space.generation(id)));
-        // Ids below the horizon (the lowest id that is still stored) have no generation.
+        // Ids below the horizon, the lowest id that is still stored, have no generation.
         let generations = generations.filter(|(_, generation)| *generation > 0);
         self.log.extend(generations.map(|(id, generation)| Record::Generation(id, generation)));
         self.log.extend(states);

@@ -1,5 +1,5 @@
-//! Events of the simulation: crashes, power cuts, promotions, changes of the master, and faults of
-//! disks and of the network.
+//! Events of the simulation: crashes, power cuts, promotions, changed masters, faults of disks and
+//! of the network.
 
 use super::node::{Kind, Life, Node};
 use super::world::World;
@@ -141,7 +141,7 @@ impl World {
         }
         if self.chance(15) && !self.links.is_empty() {
             let i = self.random.usize(0..self.links.len());
-            // One end or both ends detect the cut.
+            // The cut is detected by one end or by both.
             match self.random.u32(0..3) {
                 0 => self.links[i].sender = None,
                 1 => self.links[i].follower = None,

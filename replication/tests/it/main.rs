@@ -34,7 +34,7 @@ use world::World;
 const TIMEOUTS: Timeouts = Timeouts { heartbeat_ms: 1_000, timeout_ms: 5_000 };
 const STEP_MS: u64 = 100;
 
-/// Numbers of events, summed over all runs.
+/// Numbers of events in all runs.
 #[derive(Debug, Default)]
 struct Figures {
     pub(crate) writes: u64,

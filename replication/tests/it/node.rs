@@ -34,7 +34,7 @@ pub(crate) struct Node {
     pub(crate) connects_at: u64,
     /// Whether data must be durable before the node shows it to other nodes.
     pub(crate) always: bool,
-    /// Durable end of the log when the node stopped. A power cut may still destroy later data.
+    /// Durable end of the log when the node stopped. A power cut may still destroy data after it.
     pub(crate) safe: u64,
     /// Writes that the node acknowledged as a replica and still has: offset, key, value.
     pub(crate) acknowledged: BTreeSet<(u64, u64, u64)>,

@@ -1,5 +1,4 @@
-//! Main loop of the simulation: steps with faults, followed by steps without faults until all nodes
-//! are equal.
+//! Main loop: steps with faults, followed by steps without faults until all nodes are equal.
 
 use super::link::Link;
 use super::node::{Kind, Life, Map, Node, row};
@@ -119,8 +118,8 @@ impl World {
                     );
                     self.crash(n);
                 } else if let Some(Life { kind: Kind::Master(log), .. }) = &self.nodes[n].life {
-                    // Forget the writes that the master has lost in a power cut, because later
-                    // writes reuse their offsets.
+                    // Forget the writes that were lost in a power cut, because later writes reuse
+                    // their offsets.
                     let (term, end) = (log.term(), log.written().offset);
                     self.writes.retain(|w| w.0 != term || w.1 <= end);
                 }

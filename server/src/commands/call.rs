@@ -1,5 +1,4 @@
-//! Execution context of a command: its arguments, its reply, and functions that wait for other
-//! work.
+//! Execution context of a command: arguments, reply, and functions to wait for other work.
 
 use crate::commands::turn::Step;
 use crate::session::suspend::SuspendResult;
@@ -27,7 +26,7 @@ pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> O
     out
 }
 
-/// Lock that excludes other writers. `None` inside EXEC, because EXEC already holds the lock.
+/// Lock that excludes other writers. `None` inside EXEC, which already holds the lock.
 pub(crate) type ExclusiveGuard<'a> = Option<store::Exclusive<'a, Mark>>;
 
 pub(crate) struct Call<'a> {
@@ -64,8 +63,8 @@ impl<'a> Call<'a> {
         )
     }
 
-    /// Checks whether the log accepts changes. Must be called before the first change. EXEC checks
-    /// once for all of its commands.
+    /// Checks whether the log accepts changes. Call it before the first change. EXEC checks once
+    /// for all its commands.
     #[inline]
     pub(crate) fn admit_write(&mut self) -> Outcome {
         if let Some(admitted) = &self.session.admitted {
@@ -92,17 +91,17 @@ impl<'a> Call<'a> {
     }
 
     /// Reserves the maximum size of a log batch. Until the reservation is dropped, other groups of
-    /// changes have almost no room in the log. Returns `None` if the request must wait. EXEC
+    /// changes have almost no room in the log. Returns `None` if the request has to wait. EXEC
     /// reserves the batch before its first command
     /// ([`log_size::may_change_schema`](crate::commands::log_size::may_change_schema)).
     pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::BatchReservation<'a, Mark>>> {
         if self.session.in_exec { Some(None) } else { self.reserve(MAX_CHANGE_BYTES).map(Some) }
     }
 
-    /// Reserves room in the log for a group of changes. Returns `None` if there is no room. The
+    /// Reserves room in the log for a group of changes. Returns `None` if there is no room; the
     /// request is then executed again later.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Option<store::BatchReservation<'a, Mark>> {
-        // Discard the result of an earlier wait.
+        // Discards the result of an earlier wait.
         self.session.suspension.come();
         let node: &'a Arc<Node> = self.node.node();
         let reserved = node.durability.committer().reserve(bytes);
@@ -140,7 +139,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Like [`Call::answer_later`], but holds no reference to the engines, so `work` must load them
+    /// Like [`Call::answer_later`], but holds no reference to the engines; `work` loads them
     /// itself. Must not be called inside EXEC.
     pub(crate) fn answer_without_engines(
         &mut self,
@@ -188,9 +187,9 @@ impl<'a> Call<'a> {
         false
     }
 
-    /// Runs `done` on another thread. The request is executed again afterwards.
+    /// Runs `done` on another thread, then executes this request again.
     pub(crate) fn again_when(&mut self, done: impl FnOnce(&Node) + Send + 'static) {
-        // Discard the result of an earlier wait.
+        // Discards the result of an earlier wait.
         self.session.suspension.come();
         self.suspension(move |node| {
             done(&node);
@@ -198,8 +197,8 @@ impl<'a> Call<'a> {
         });
     }
 
-    /// Defers this request's reply until the future resolves. [`answer`] encodes such a reply.
-    /// Earlier replies of the same pipeline wait as well, and do not change.
+    /// Defers this request's reply until the future resolves ([`answer`] produces its bytes).
+    /// Earlier replies of the same pipeline wait as well, unchanged.
     pub(crate) fn answer_when(&mut self, reply: impl Future<Output = Vec<u8>> + Send + 'static) {
         let wanted = self.session.replies == Replies::On;
         self.session.later = wanted;
@@ -209,7 +208,7 @@ impl<'a> Call<'a> {
         }));
     }
 
-    /// Counts a hit or a miss for INFO's keyspace statistics.
+    /// Counts a keyspace hit or miss for INFO.
     #[inline]
     pub(crate) fn note_found(&self, found: bool) {
         let tallies = &self.node.tallies[self.session.worker];
@@ -217,7 +216,7 @@ impl<'a> Call<'a> {
     }
 
     /// Resolves a key for a command that creates no data. Returns `None` for a key outside all
-    /// spaces; such a key counts as absent. An unknown field is still an error.
+    /// spaces, which counts as absent. An unknown field is still an error.
     #[inline]
     pub(crate) fn known(&self, key: &[u8]) -> Result<Option<KeyRef<'a>>, Refusal> {
         match self.node.engines().resolve(key) {
@@ -249,7 +248,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Resolves the key of a counter to its space, id and field position.
+    /// Resolves a counter's key to space, id and field position.
     #[inline]
     pub(crate) fn cell(&self, key: &[u8]) -> Result<(&'a CounterSpace, u64, usize), Refusal> {
         match self.node.engines().resolve(key)? {

@@ -19,8 +19,8 @@ const LONG_MEMBER: usize = 1 << 10;
 
 const MAX_HASHED_BYTES: usize = 4 << 20;
 
-/// Finds the command of a request, and checks whether the client may send this command now. Also
-/// returns the numbers of the command and its subcommand (see [`name_of`]).
+/// Finds the command of a request and checks whether the client may send it now. Also returns the
+/// numbers of the command and its subcommand (see [`name_of`]).
 pub(crate) fn checked(
     found: Found,
     args: Args<'_>,
@@ -69,12 +69,12 @@ fn too_many(most: usize) -> Refusal {
     refuse!("ERR too many arguments: at most {most} per request (max_request_args)")
 }
 
-/// Limits the work of hashing one member for many ids.
+/// Bounds the work of hashing one member for many ids.
 #[cold]
 fn check_member(spec: &Spec, of: Of, args: Args<'_>) -> Outcome {
     let length = args.at(MEMBER).len();
     let packed = id_list::packed(spec, args);
-    // Also count the ids within compound entries. Options do not start with a digit.
+    // Also counts the ids within compound entries. Options do not start with a digit.
     let ids_of = |at: usize| match args.at(at) {
         ids if packed == Some(at) => ids.len() / ID_BYTES,
         word if word.first().is_some_and(u8::is_ascii_digit) => word.split(|b| *b == b'/').count(),

@@ -1,3 +1,6 @@
+//! Determines which cold rows a request needs, so that they can be read concurrently before it
+//! runs.
+//!
 //! A page is an exception. A page request records missing rows while it runs, and runs again after
 //! these rows were read. A separate pass over its ids would double the cost of a page whose rows
 //! are in memory.
@@ -19,8 +22,8 @@ use resp::Args;
 /// rows of a longer page would cost too much.
 const PAGE_WORDS: usize = 256;
 
-/// Returns the cold rows that must be read before a request runs, if there are any. For a page,
-/// sets [`Session::records_missing_rows`] instead.
+/// Returns the cold rows to read before a request runs, if there are any. For a page, sets
+/// [`Session::records_missing_rows`] instead.
 #[inline]
 pub(crate) fn before(
     found: Found,
@@ -92,7 +95,7 @@ fn request_row(
     }
 }
 
-/// Returns whether this node owns an id. If not, another node reads the cold rows of this id.
+/// Returns whether this node owns an id. Other nodes read the cold rows of their own ids.
 #[cold]
 fn is_here(topology: &Topology, id: u64) -> bool {
     topology.server_of(of_id(id)).is_here(|| true)

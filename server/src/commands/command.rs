@@ -1,4 +1,4 @@
-//! Definition of a command: its row in the command table, and its handler.
+//! Definition of a command: its row in the command table and its handler.
 //!
 //! A family's file starts with a [`Group`], the properties shared by its commands, and a list of
 //! [`Command`]s. `families.rs` lists all families. [`install`] registers the rows in the
@@ -145,7 +145,7 @@ impl Command {
 /// Handlers of all commands and subcommands, indexed by number ([`table::bit_of`]).
 static HANDLERS: OnceLock<Vec<Run>> = OnceLock::new();
 
-/// Registers the commands of this process. Only the first call has an effect.
+/// Registers the commands of this process; only the first call has an effect.
 pub(crate) fn install<'a>(commands: impl Iterator<Item = &'a Command> + Clone) {
     HANDLERS.get_or_init(|| {
         table::install(|| commands.clone().map(Command::whole_row).collect());

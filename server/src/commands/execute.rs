@@ -1,4 +1,4 @@
-//! Executes one request: checks the request, queues or runs it, and records the result.
+//! Executes one request: checks it, queues it in a transaction or runs it, and records the result.
 
 use crate::commands::check::{checked, note_rejected};
 use crate::commands::cluster::{gather, shape};
@@ -56,7 +56,7 @@ pub(crate) fn execute(
     reply.set_protocol(session.client.protocol());
     session.records_missing_rows = false;
     if session.suspension.is_requested() {
-        // The request will run again later, and will write its reply then.
+        // The request runs again later and writes its reply then.
         reply.rewind(mark);
         if is_tracked {
             node.tracking.end(node.loaded());
@@ -72,7 +72,7 @@ pub(crate) fn execute(
         Ok(()) => true,
         Err(refusal) => {
             reply.rewind(mark);
-            // If the connection was closed for security reasons, it gets no reply.
+            // A connection closed for security reasons gets no reply.
             if !session.leaving {
                 reply.error(refusal.text());
             }
@@ -101,7 +101,7 @@ pub(crate) fn note_refusal(refusal: &Refusal, session: &mut Session, node: Now<'
     }
 }
 
-/// Implements CLIENT REPLY OFF and SKIP by removing the output from `mark` on.
+/// Implements CLIENT REPLY OFF and SKIP: removes the output from `mark` on.
 #[cold]
 pub(crate) fn withhold(reply: &mut Reply<'_>, mark: usize, session: &mut Session) {
     if !std::mem::take(&mut session.reply_is_push) {
@@ -217,7 +217,7 @@ fn queue(
     Ok(())
 }
 
-/// Marks the transaction as failed because a command could not be queued. If that command is EXEC,
+/// Marks the transaction as failed because a command could not be queued. If the command is EXEC,
 /// ends the transaction.
 #[cold]
 fn fail_transaction(

@@ -1,4 +1,4 @@
-//! List of all command families, in the order of the command reference.
+//! List of all command families, in the order of the reference.
 
 use crate::commands::admin::{diagnostics, ingest, server};
 use crate::commands::cluster::topology;
@@ -42,7 +42,7 @@ pub(crate) const FAMILIES: &[(&str, &[&[Command]])] = &[
     ("Clusters, modules, functions and scripts", &[topology::COMMANDS]),
 ];
 
-/// Registers all commands in this process. Call this before creating a node.
+/// Registers all commands in the process; call it before creating a node.
 pub(crate) fn install() {
     command::install(FAMILIES.iter().flat_map(|(_, tables)| tables.iter().copied().flatten()));
 }

@@ -1,4 +1,4 @@
-//! HELP subcommand of container commands.
+//! The HELP subcommand.
 
 use crate::commands::call::Call;
 use node::command::spec::Outcome;

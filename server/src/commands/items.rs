@@ -1,4 +1,4 @@
-//! Loops over the items of a command: ids, keys or set members.
+//! Loop over the items of a command: ids, keys or set members.
 //!
 //! A handler checks all items before it executes the first. For a short request, one call does
 //! both. A long request yields the worker: the handler returns [`Answer::Continue`] after

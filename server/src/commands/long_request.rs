@@ -1,4 +1,4 @@
-//! Requests with many ids, keys or members. Such a request takes several handler calls.
+//! Requests with many ids, keys or members, which take several handler calls.
 //!
 //! The request loop calls the handler repeatedly (`items.rs`). Between two calls the replies are
 //! sent, other connections of the worker run, and a write may wait for room. An error before the
@@ -34,7 +34,7 @@ const LONG_ARGS: usize = 1024;
 /// Number of keys up to which a request runs in one handler call if a space has an exact ledger. A
 /// lookup in the ledger's files takes up to 0.3 ms.
 const LONG_LEDGER_ARGS: usize = 32;
-/// Maximum number of options that follow the ids of a page.
+/// Maximum number of options after the ids of a page.
 const OPTIONS: usize = 4;
 
 /// A request that takes several handler calls, and its progress.
@@ -82,7 +82,7 @@ impl LongRequest {
         let (number, spec) = found?;
         let has_selectors =
             || session.access.user.as_ref().is_some_and(|user| !user.selectors().1.is_empty());
-        // A single selector must allow all keys of a request.
+        // One selector must allow all keys of a request.
         let rights_are_per_key = session.access.free || !spec.keys.are_keys() || !has_selectors();
         let belongs_together =
             spec.has(flag::PER_ID) && !can_be_parted(spec, args, session, engines);
@@ -117,7 +117,7 @@ impl LongRequest {
             KeyArgs::Ids(_, head, step) => {
                 (first_id(self.spec, args, head), step, if step == 1 { OPTIONS } else { 0 })
             }
-            // Either all arguments are keys, or the members follow a single key.
+            // Either all arguments are keys, or one key is followed by members.
             KeyArgs::Keys(1, -1, 1) => (1, 1, 0),
             _ => (2, 1, 0),
         };
@@ -252,7 +252,7 @@ pub(crate) fn execute_turn(
         session.messages_due |= node.tracking.end(node.loaded());
     }
     if session.suspension.is_requested() {
-        // The handler will be called again with the same items, and will write its reply then.
+        // The handler is called again with the same items, and writes its reply then.
         reply.rewind(mark);
         return false;
     }
@@ -323,7 +323,7 @@ mod tests {
         String::from_utf8_lossy(&guest.answers(&request(words)).await).into_owned()
     }
 
-    /// Merges the replies to many short requests into one reply.
+    /// Merges the replies of many short requests into one.
     fn joined(replies: &[String]) -> String {
         if replies[0].starts_with(':') {
             let numbers = replies.iter().map(|reply| reply[1..].trim().parse::<i64>().unwrap());
@@ -450,7 +450,7 @@ mod tests {
         }
     }
 
-    /// Other clients are served while a long request yields. The replies keep their order.
+    /// Other clients are served while a long request yields. Replies keep their order.
     #[tokio::test]
     async fn other_clients_run_between_turns_of_a_long_request() {
         let (_folder, node) = node();
@@ -471,8 +471,8 @@ mod tests {
         assert_eq!(rest, format!("{}$3\r\nend\r\n", ":1\r\n".repeat(IDS as usize)));
     }
 
-    /// Number of the handler call that executes the first items. The first call detects that the
-    /// request is long. Each of the next calls checks 512 ids.
+    /// Number of the handler call that executes the first items. Call 1 detects that the request is
+    /// long. Each of the following calls checks 512 ids.
     const BEGUN: u64 = 2 + IDS.div_ceil(512);
 
     /// Returns the reply to one request. After each handler call, calls `behind` with the number of
@@ -553,7 +553,7 @@ mod tests {
         assert!(turns > IDS / 512, "{turns} turns");
     }
 
-    /// As in Redis, a single selector must allow everything that a request touches.
+    /// As in Redis, one selector must allow everything that a request touches.
     #[tokio::test]
     async fn one_selector_must_allow_all_keys_of_a_request() {
         let (_folder, node) = node();

@@ -1,8 +1,7 @@
 //! Command families, one file each, and the code that executes requests.
 //!
 //! A family's file defines its commands as rows with handlers (`command.rs`); `families.rs` lists
-//! the families. Dispatch, arity errors, COMMAND, HELP and docs/commands.md are derived from these
-//! rows.
+//! the families. Dispatch, arity errors, COMMAND, HELP and docs/commands.md derive from the rows.
 
 pub(crate) mod admin;
 pub(crate) mod call;

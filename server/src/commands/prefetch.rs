@@ -1,8 +1,7 @@
 //! Prefetches cache lines for batches of small commands (HINCRBY, HMGET, SADD, FEED.ACT, ...).
 //!
-//! Without prefetching, each of these commands would wait for its own cache misses: for a counter
-//! bucket, or for two cache lines of a filter. Commands with many ids or keys prefetch their own
-//! items.
+//! Without prefetching, each such command would wait for its own cache misses: a counter bucket, or
+//! two cache lines of a filter. Commands over many ids or keys prefetch their own items.
 
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use node::command::footprint::{Footprint, Touch};
@@ -11,7 +10,7 @@ use node::command::table::Found;
 use phantom::Member;
 use resp::Args;
 
-/// Returns whether a command is prefetched here, because it reads only little memory.
+/// Returns whether a command reads so little memory that it is prefetched here.
 #[inline]
 fn is_small(spec: &Spec) -> bool {
     spec.keys == ONE_KEY

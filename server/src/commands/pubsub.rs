@@ -220,7 +220,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
         });
         return Ok(());
     }
-    // Each pattern is compared with the message, and therefore counts as one receiver.
+    // Each pattern is compared with the message and counts as one receiver.
     let patterns = if kind == Kind::Channel { channels.len(Kind::Pattern) } else { 0 };
     let got = channels.publish(kind, channel, message, most);
     // As in Redis 7.2, a client receives its own message after the reply. Inside EXEC, it receives

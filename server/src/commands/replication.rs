@@ -149,7 +149,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Changes the role of this node, durably. Returns whether the role has changed.
+/// Changes this node's role, durably. Returns whether the role is new.
 pub(crate) fn order(node: &Node, order: Order) -> Result<bool, Refusal> {
     let given = node.replication.failover.order(node, order);
     let given = given.ok_or_else(|| refuse!("{FAILING_OVER}"))?;
@@ -298,7 +298,7 @@ fn failover(call: &mut Call<'_>) -> Outcome {
         }
     }
     let asked = FailoverAsked { to, force, timeout, peer: call.session.client.peer };
-    // The failover begins on the worker, so that later commands of the same pipeline see the pause.
+    // FAILOVER begins on the worker, so that later commands of the same pipeline see the pause.
     let may_suspend = !call.session.in_exec || call.session.may_suspend;
     if asked.begin(&call.node, !may_suspend)? {
         call.reply.ok();
@@ -316,7 +316,7 @@ struct FailoverAsked {
 }
 
 impl FailoverAsked {
-    /// Starts the failover. Returns false if the request must wait until an earlier role change is
+    /// Starts the failover. Returns false if the request must wait for a role change that is being
     /// saved.
     fn begin(&self, node: &Arc<Node>, may_wait: bool) -> Result<bool, Refusal> {
         let replication = &node.replication;
@@ -562,7 +562,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             fed.durable,
         );
     }
-    // While the role change is being saved, this node still reports that it waits for the replica.
+    // While the role change is being saved, this node still reports that it waits.
     let failover = match replication.failover.name() {
         failover::HANDING if master.is_none() => failover::WAITING,
         name => name,

@@ -45,9 +45,9 @@ pub(crate) fn run_turn(
 ) -> Answered {
     let Turn { args, part, step, most_items } = turn;
     session.client.last_command.store(numbers, Relaxed);
-    // MONITOR shows EXEC after the commands of the transaction.
+    // MONITOR shows EXEC after its commands.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
-    // MONITOR and the statistics count a suspended request only once.
+    // MONITOR and statistics count a suspended request once.
     let is_first = step.begins_request() && !session.suspension.is_second_run();
     if is_watched && spec.name != "exec" && is_first {
         show(part, session, node);

@@ -193,7 +193,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         call.reply.null_array();
         return Ok(());
     }
-    // Earlier requests of the same pipeline may have written data.
+    // Earlier requests of the same pipeline may have written.
     if call.session.wrote {
         call.session.last_write = call.node.durability.committer().ticket();
     }
@@ -290,8 +290,8 @@ fn ids(
         if spec.name == "client|tracking" {
             return None;
         }
-        // Arguments that are not ids are options. If a key is outside all spaces, the reply does
-        // not depend on data.
+        // Arguments that are not ids are options. The reply for a key outside all spaces does not
+        // depend on data.
         if Footprint::new(spec, args, engines).ids(|id| ids.push(id)) == Reach::Everything {
             return None;
         }

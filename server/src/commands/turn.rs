@@ -1,10 +1,9 @@
-//! Unit of work of one handler call: all items of a request, or some of the items of a long
-//! request.
+//! Unit of work of one handler call: all items of a request, or some of a long request.
 
 use node::command::error::Refusal;
 use resp::Args;
 
-/// Progress of a handler within its request.
+/// Position of a handler within its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     /// Check and execute all items in one call.

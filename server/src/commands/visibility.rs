@@ -39,6 +39,6 @@ fn shown(spec: &Spec, turn: Turn<'_>, ids: &[u64], engines: &Engines) -> Ticket 
     } else {
         Footprint::new(spec, turn.part, engines).ids(&mut note)
     };
-    // The reply to a scan may depend on any change.
+    // The reply of a scan may depend on any change.
     if reach == Reach::Everything { Ticket::MAX } else { last }
 }

@@ -1,4 +1,4 @@
-//! WAIT and WAITAOF. They wait for replicas and for disks.
+//! WAIT and WAITAOF: wait for replicas and disks.
 
 use crate::commands::call::{Call, answer, integer};
 use node::command::error::{Refusal, refuse};
@@ -49,8 +49,8 @@ async fn wait_until_met(
     replicas: usize,
     deadline: Instant,
 ) -> (bool, usize) {
-    // Log offset that includes the ticket's writes. Replicas receive the log from this node, so a
-    // separate wait for the local log is not needed.
+    // Log offset that includes the ticket's writes. Replicas receive the log from this node, so no
+    // separate wait for the local log is needed.
     let own = async {
         match until {
             WaitCondition::Written if replicas > 0 => {
@@ -112,8 +112,8 @@ fn answer_after_wait(
 ) {
     if call.session.in_exec {
         // As in Redis, WAIT inside EXEC does not block; it counts replicas that have the writes
-        // before the transaction. WAITAOF is stricter than in Redis, because a transaction with
-        // writes is not on any disk yet.
+        // before the transaction. WAITAOF is stricter than in Redis: a transaction with writes is
+        // not on any disk yet.
         let durability = &call.node.durability;
         let ticket = call.session.last_write;
         let is_synced = !call.session.wrote && durability.committer().synced() >= ticket;
@@ -123,7 +123,7 @@ fn answer_after_wait(
         return;
     }
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
-    // This ticket covers all writes so far, including those of this client.
+    // The ticket covers all writes so far, including this client's.
     let ticket = node.durability.committer().ticket();
     let client = call.session.client.clone();
     call.answer_when(async move {

@@ -1,4 +1,4 @@
-//! Differential test that compares the commands with a model of plain maps.
+//! Differential test of commands against a model of plain maps.
 //!
 //! The input chooses commands (counters, hashes, strings, sets, filters, pages; inside and outside
 //! transactions), keys of a small universe, and values. The crate redis-protocol decodes each
@@ -95,7 +95,7 @@ impl Guest {
         (used, std::mem::take(&mut self.turn.out))
     }
 
-    /// Executes all requests, waiting where necessary, and returns the replies.
+    /// Executes the requests to the end and returns the replies.
     pub(crate) async fn answers(&mut self, bytes: &[u8]) -> Vec<u8> {
         let (mut at, mut replies) = (0, Vec::new());
         while at < bytes.len() && self.processor.closing == Closing::No {
@@ -144,7 +144,7 @@ fn without_texts(frame: Frame) -> Frame {
     }
 }
 
-/// Fuzz target. See the module documentation.
+/// Fuzz target; see the module documentation.
 pub fn commands(input: &[u8]) {
     let mut choices = Choices(input);
     let (node, mut model) = (node(), Model::default());

@@ -131,7 +131,7 @@ pub fn words(input: &[u8]) {
     let (pattern, text) = input.split_at(at);
     let found = glob::matches(pattern, text, false);
     if found {
-        // If case is ignored, a negated class may match fewer bytes.
+        // A negated class may match fewer bytes when case is ignored.
         assert!(
             glob::matches(pattern, text, true) || pattern.contains(&b'^'),
             "a case-insensitive match includes every case-sensitive one"

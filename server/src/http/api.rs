@@ -118,7 +118,7 @@ fn replication(node: &Node) -> Value {
     })
 }
 
-/// All spaces and their tables, and the views and actions that refer to the spaces.
+/// All spaces and their tables, and the views and actions that use the spaces.
 pub(super) fn spaces(node: &Node) -> Value {
     let Some(engines) = node.loaded() else {
         let none: [Value; 0] = [];

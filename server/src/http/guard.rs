@@ -76,7 +76,7 @@ impl AccessPolicy {
     }
 }
 
-/// Returns the name of a command in the command table, including the subcommand.
+/// Returns the command's name in the table, including the subcommand.
 fn full_name(command: &[&str]) -> String {
     let name = command[0].to_lowercase();
     match command.get(1) {

@@ -11,8 +11,8 @@ pub(super) fn unready(node: &Node) -> Option<String> {
     reason(node).map(|why| without_paths(node, &why))
 }
 
-/// Removes the paths of the data and backup folders from an error text, because `/readyz` requires
-/// no login. The server's log contains the full paths.
+/// Removes the paths of the data and backup folders from an error, because `/readyz` needs no
+/// login. The server's log keeps the full paths.
 pub(super) fn without_paths(node: &Node, error: &str) -> String {
     let config = node.config();
     let shown = without_folder(error, &config.durability.dir, "data");
@@ -23,7 +23,7 @@ pub(super) fn without_paths(node: &Node, error: &str) -> String {
 }
 
 fn without_folder(error: &str, folder: &Path, name: &str) -> String {
-    // Error texts contain the absolute path, even if the path in the configuration is relative.
+    // Errors contain the absolute path, even if the configuration has a relative one.
     let whole = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let whole = whole.display().to_string();
     let (inside, name_of) = (format!("{whole}/"), format!("the {name} folder"));

@@ -18,7 +18,7 @@ const SAMPLES: usize = 300;
 #[derive(Default)]
 pub(super) struct History(Mutex<VecDeque<Point>>);
 
-/// Rates and latencies during one interval.
+/// Rates and latencies of one interval.
 #[derive(Clone)]
 struct Point {
     /// End of the interval, in milliseconds since 1970.

@@ -22,7 +22,7 @@ struct Query {
 }
 
 impl Query {
-    /// Parses `view=home&viewer=42&ids=1,2,3`. The ids are separated by commas or spaces.
+    /// Parses `view=home&viewer=42&ids=1,2,3`; ids are separated by commas or spaces.
     fn parse(text: &str) -> Result<Query, String> {
         let mut query = Query::default();
         for (key, value) in form_urlencoded::parse(text.as_bytes()) {
@@ -81,8 +81,7 @@ pub(super) async fn page(
         }
         engines.flags(view).for_each(|space| space.ask((id, &viewer), false, &mut fetching));
     }
-    // There must be no `await` between `pin` and `unpin`, because pinned rows are stored per
-    // thread.
+    // There must be no `await` between `pin` and `unpin`, because pinned rows are thread-local.
     if !fetching.is_ready() {
         cold::pin(engines.cold.fetch(fetching).await);
     }
@@ -136,7 +135,7 @@ fn read(engines: &Engines, view: &View, viewer: &Member<'_>, query: &Query) -> V
     })
 }
 
-/// Returns the name of a counter's source.
+/// Name of a counter's source.
 fn origin_of(origin: Option<&counter::Origin>, field: Option<usize>) -> &'static str {
     use counter::Origin::{Below, Outlier, Table};
     match origin {
@@ -149,7 +148,7 @@ fn origin_of(origin: Option<&counter::Origin>, field: Option<usize>) -> &'static
     }
 }
 
-/// Returns the name of a flag's source.
+/// Name of a flag's source.
 fn flag_from(origin: phantom::Origin) -> &'static str {
     use phantom::Origin::{BelowHorizon, Filter, Outlier, Unset};
     match origin {

@@ -34,7 +34,7 @@ use tokio::task::AbortHandle;
 const MAX_CONNECTIONS: usize = 64;
 /// Timeout for receiving a complete request head. It is also the idle timeout of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Minimum interval between two log lines about failed accepts.
+/// Minimum interval between log lines about failing accepts.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
@@ -126,7 +126,7 @@ async fn accept(admin: &Arc<Admin>, listener: tokio::net::TcpListener) {
                 connections.push_back(served.abort_handle());
             }
             Err(error) => {
-                // Usually the process has run out of file descriptors. Retry after a pause.
+                // Usually the process is out of file descriptors. Retry after a pause.
                 if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
                     tracing::warn!(
                         "the admin port cannot accept connections: {error}; allow more open files \
@@ -156,7 +156,7 @@ async fn answer(
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
-    // In the response to a HEAD request, hyper omits the body but sends its length.
+    // For HEAD, hyper omits the body of the response but sends its length.
     Ok(response)
 }
 

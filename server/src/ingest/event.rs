@@ -38,11 +38,11 @@ pub(super) struct Event<'a> {
 #[derive(Debug, PartialEq)]
 enum Name<'a> {
     Text(Cow<'a, str>),
-    /// Index of the event in the list `events`.
+    /// Index into the list `events`.
     Place(usize),
 }
 
-/// A parsed event, or the reason why it is malformed.
+/// A parsed event, or the reason why the event is malformed.
 pub(super) type Read<'a> = Result<Event<'a>, String>;
 
 /// Parses the next event and removes its bytes from `rest`. Returns `None` at the end of the
@@ -320,7 +320,7 @@ fn target<'e>(verb: Verb, name: &str, engines: &'e Engines) -> Result<Target<'e>
     }
 }
 
-/// Resolves an event to a change. Uses the actions and counters that exist now.
+/// Resolves an event to a change, using the current actions and counters.
 pub(super) fn resolve<'e>(
     event: &'e Event<'_>,
     mapped: &'e [Mapped],

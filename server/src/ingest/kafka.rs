@@ -1,4 +1,4 @@
-//! Kafka reader. It fetches each partition from Tidemark's own offset, without a consumer group.
+//! Kafka reader: fetches each partition from Tidemark's own offset, without a consumer group.
 //!
 //! The crate rskafka is written in Rust and can fetch one partition from a given offset, which is
 //! sufficient here. The alternative, librdkafka, is a C library with threads, queues and group
@@ -15,7 +15,7 @@ use rskafka::client::{Client, ClientBuilder, Credentials, SaslConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maximum time for which rskafka retries before it returns an error.
+/// Maximum time that rskafka retries before it returns an error.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum response size in bytes. Used for a batch that exceeds [`CHUNK_BYTES`].
 const MAX_RESPONSE_BYTES: i32 = 64 << 20;
@@ -63,7 +63,7 @@ async fn connect(config: &Ingest) -> Result<Client, ReadStopReason> {
     Ok(builder.build().await?)
 }
 
-/// Returns the partition numbers of the topic in ascending order.
+/// Partition numbers of the topic, in ascending order.
 pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, ReadStopReason> {
     let client = connect(config).await?;
     let topics = client.list_topics().await?;
@@ -77,7 +77,8 @@ pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, ReadStopReas
 pub(super) struct Reader {
     client: PartitionClient,
     partition: u32,
-    /// Current maximum response size. Some brokers return nothing if a batch exceeds the maximum.
+    /// Current maximum response size. Some brokers return nothing if the batch is larger than the
+    /// limit.
     max_response_bytes: i32,
 }
 
@@ -101,7 +102,7 @@ impl Reader {
         Ok((reader, next))
     }
 
-    /// Returns the hash of a message, or `None` if the partition does not contain the message.
+    /// Returns the hash of a message, or `None` if the partition does not have it.
     pub(super) async fn hash_of(&self, message: u128) -> Result<Option<u64>, ReadStopReason> {
         let offset = i64::try_from(message).unwrap_or(i64::MAX);
         let bytes = 1..CHUNK_BYTES as i32;
@@ -163,7 +164,7 @@ impl Reader {
         }
         let mut behind = offset;
         for record in &records {
-            // A tombstone record has no value.
+            // Tombstones have no value.
             let value = record.record.value.as_deref().unwrap_or_default();
             chunk.push(u128::try_from(record.offset).unwrap_or(0), value, hash_of(value));
             behind = record.offset + 1;

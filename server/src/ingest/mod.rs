@@ -44,7 +44,7 @@ const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Interval at which a topic is checked for new partitions.
 const PARTITION_CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// Maximum number of partitions read per topic. Each partition needs a task and a buffer.
+/// Maximum number of partitions read per topic; each needs a task and a buffer.
 const MAX_PARTITIONS: usize = 4096;
 /// Reader of one partition, for each kind of broker.
 enum Reader {
@@ -55,8 +55,8 @@ enum Reader {
     Redis(Box<redis::Reader>),
 }
 
-/// Returns the partitions of a source. If the broker has no partitions, returns a single partition
-/// with the number 0.
+/// Returns the partitions of a source. For a broker without partitions, returns one partition with
+/// number 0.
 async fn partitions(config: &Ingest, broker: Broker) -> Result<Vec<u32>, ReadStopReason> {
     match broker {
         #[cfg(feature = "kafka")]
@@ -117,7 +117,7 @@ impl Reader {
     async fn check_last(&mut self, source: &Source, at: Offset) -> Result<(), ReadStopReason> {
         let Some(last) = at.message.checked_sub(u128::from(at.events == 0)) else { return Ok(()) };
         let found = match self {
-            // The NATS reader makes this comparison at its first read.
+            // The NATS reader compares at its first read.
             #[cfg(feature = "nats")]
             Reader::Nats(_) => None,
             #[cfg(feature = "kafka")]
@@ -155,7 +155,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
         }
         tokio::select! {
             () = host.stop.wait() => {}
-            // A task ends only if it panics.
+            // A task only ends if it panics.
             ended = flows.join_next() => {
                 if let Some(Err(error)) = ended
                     && error.is_panic()
@@ -207,8 +207,8 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
         });
         let rest = match all {
             Ok(all) => {
-                // The number of partitions never decreases. Partitions that are added later are
-                // read from their beginning.
+                // The number of partitions never decreases. Partitions added later are read from
+                // their beginning.
                 let from = known;
                 let offsets = host.node().engines().offsets.list();
                 let is_new = source.config.start == IngestStart::New
@@ -261,7 +261,7 @@ async fn wait_until_allowed(host: &Host, source: &Source, partition: u32, says: 
     }
 }
 
-/// Records an error for INFO, and logs the error if it is new.
+/// Records an error for INFO, and logs it if it is new.
 fn failed(source: &Source, partition: u32, trouble: &ReadStopReason) {
     let (state, why) = match trouble {
         ReadStopReason::Ordered => return,
@@ -278,7 +278,7 @@ fn failed(source: &Source, partition: u32, trouble: &ReadStopReason) {
     }
 }
 
-/// Reads one partition forever, and retries after failures.
+/// Reads one partition forever, with retries.
 async fn run_partition(host: Arc<Host>, source: Arc<Source>, partition: u32, is_new: bool) {
     let mut backoff = MIN_RETRY_DELAY;
     loop {
@@ -297,7 +297,7 @@ async fn run_partition(host: Arc<Host>, source: Arc<Source>, partition: u32, is_
                 }
                 backoff =
                     if has_read { MIN_RETRY_DELAY } else { (backoff * 2).min(MAX_RETRY_DELAY) };
-                // The random factor spreads the reconnects of several partitions.
+                // Jitter spreads reconnects of several partitions.
                 let rest = backoff.mul_f64(0.75 + fastrand::f64() / 2.0);
                 let _ = tokio::time::timeout(rest, source.told.notified()).await;
             }

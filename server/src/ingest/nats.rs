@@ -1,4 +1,4 @@
-//! NATS JetStream reader. It uses a pull consumer that starts at Tidemark's own offset.
+//! NATS JetStream reader: a pull consumer that starts at Tidemark's own offset.
 //!
 //! The consumer is ephemeral: the broker keeps it in memory and expects no acknowledgements. Any
 //! anomaly, for example a jump of the consumer sequence after a reconnect, ends the reader. The
@@ -20,7 +20,7 @@ use std::time::Duration;
 const CONSUMER_EXPIRY: Duration = Duration::from_secs(60);
 /// Maximum response size in bytes. A larger message is requested individually.
 const MAX_RESPONSE_BYTES: usize = 8 * CHUNK_BYTES;
-/// Error of the broker if the next message exceeds the requested size.
+/// Broker's error if the next message exceeds the requested size.
 const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
 
 fn broken(error: impl Display) -> ReadStopReason {
@@ -47,7 +47,7 @@ pub(super) struct Reader {
     is_idle: bool,
 }
 
-/// Returns the creation time of a stream in nanoseconds, shifted to the high half of an offset.
+/// Creation time of a stream in nanoseconds, shifted to the high half of an offset.
 fn made_at(info: &jetstream::stream::Info) -> u128 {
     let nanoseconds = info.created.unix_timestamp_nanos();
     u128::from(u64::try_from(nanoseconds).unwrap_or(0)) << 64
@@ -110,8 +110,7 @@ impl Reader {
         let next = match at {
             Some(at) => source.number(at.message),
             None if is_new => u128::from(state.last_sequence) + 1,
-            // The first sequence of an empty stream is 1, or follows the last message that was
-            // removed.
+            // The first sequence of an empty stream is 1, or follows its last removed message.
             None => u128::from(state.first_sequence.max(1)),
         };
         if u128::from(state.last_sequence) + 1 < next {
@@ -149,7 +148,7 @@ impl Reader {
         if self.client.connection_state() != async_nats::connection::State::Connected {
             return Err(broken("connection lost"));
         }
-        // An idle reader waits for a single message. Otherwise, fetch all available messages.
+        // An idle reader waits for one message; otherwise fetch everything available.
         let mut batch = if self.is_idle {
             self.consumer.batch().max_messages(1).expires(IDLE).messages().await
         } else {
@@ -165,8 +164,7 @@ impl Reader {
         let (mut expected, mut jumps) = (next, Vec::new());
         while let Some(message) = batch.next().await {
             let message = match message {
-                // The next message is too large for this batch. The next read requests it
-                // individually.
+                // The next message is too large for this batch; the next read requests it alone.
                 Err(error) if error.to_string().contains(TOO_LARGE) => break,
                 message => message.map_err(broken)?,
             };
@@ -224,7 +222,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Checks the consumer and the stream if no message has arrived.
+    /// Checks consumer and stream when no message arrives.
     async fn look_after(
         &mut self,
         source: &Source,

@@ -1,4 +1,4 @@
-//! Parts that all broker readers share: chunks of messages, errors, and gap reports.
+//! Parts shared by all broker readers: chunks of messages, errors, gap reports.
 
 use node::config::Broker;
 use node::runtime::ingest::Source;
@@ -21,11 +21,11 @@ pub(super) const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(320);
 /// Maximum time that a reader waits for the next message.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
-/// Reason why the reading of a partition has stopped.
+/// Reason why reading a partition stopped.
 pub(super) enum ReadStopReason {
     /// A change of role, a pause, a new offset, or a shutdown stopped the reader.
     Ordered,
-    /// The broker returned an error. The reader retries.
+    /// Broker error; the reader retries.
     Broken(String),
     /// An operator must decide how to continue. The reader does not retry.
     Halt(String),
@@ -41,7 +41,7 @@ impl From<io::Error> for ReadStopReason {
 pub(super) struct Chunk {
     pub(super) bytes: Vec<u8>,
     pub(super) messages: Vec<Message>,
-    /// Number of messages that follow this chunk, if the broker has reported it.
+    /// Number of messages after this chunk, if the broker has reported it.
     pub(super) lag: Option<u64>,
 }
 
@@ -49,11 +49,11 @@ pub(super) struct Message {
     pub(super) offset: u128,
     /// Range of the payload in [`Chunk::bytes`].
     pub(super) payload: Range<usize>,
-    /// Hash stored with the offset. 0 for a placeholder that stands for removed messages.
+    /// Hash stored with the offset; 0 for a placeholder of removed messages.
     pub(super) hash: u64,
 }
 
-/// Returns the hash of a message's content, which is never 0.
+/// Hash of a message's content; never 0.
 pub(super) fn hash_of(content: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(content).max(1)
 }
@@ -115,7 +115,7 @@ pub(super) fn record_gap(source: &Source, partition: u32, lost: Option<u64>, fro
     tracing::error!("ingest '{}': {text}", source.config.name);
 }
 
-/// Returns the error for a stream that ends before the stored offset.
+/// Error for a stream that ends before the stored offset.
 pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> ReadStopReason {
     let (end, next) = (source.shown(end), source.shown(next));
     ReadStopReason::Halt(format!(

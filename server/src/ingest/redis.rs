@@ -1,4 +1,4 @@
-//! Reads a Redis stream with XREAD.
+//! Redis stream reader, based on XREAD.
 //!
 //! Each read runs XINFO STREAM and XREAD in one transaction, so trimming is detected at the moment
 //! of the read. From the second read on, the number of trimmed entries is known from
@@ -15,18 +15,18 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Number of entries requested by the first read, when the size of the entries is unknown.
+/// Number of entries of the first read, when the entry size is unknown.
 const FIRST_ENTRIES: usize = 16;
 
 pub(super) struct Reader {
     link: Link,
     key: String,
     payload: String,
-    /// Position of the next entry among all entries that were ever added, starting at 0.
+    /// Position of the next entry among all entries ever added, from 0.
     index: Option<u64>,
-    /// Highest id that was deleted by XDEL and already reported.
+    /// Highest id deleted by XDEL that was already reported.
     deleted: u128,
-    /// Number of entries that the next read requests, chosen to fill a chunk.
+    /// Number of entries of the next read, chosen to fill a chunk.
     entries: usize,
 }
 
@@ -155,7 +155,7 @@ impl Reader {
             return Err(ends_before(source, info.last, before));
         }
         if info.first.is_none() && info.last >= next {
-            // The stream is empty, although its last entries were never read.
+            // The stream is empty, and its last entries were never read.
             let behind = info.indexes.map(|(_, behind)| behind);
             let lost = self.index.zip(behind).map(|(index, behind)| behind.saturating_sub(index));
             record_gap(source, 0, lost, next, info.last + 1);
@@ -165,7 +165,7 @@ impl Reader {
         }
         self.look_for_gap(source, next, &info);
         if info.last == before {
-            // All trimmed entries have been read before.
+            // Every trimmed entry was read before.
             self.index = info.indexes.map(|(_, behind)| behind);
         }
         let entries = read_entries(read, &self.key)?;
@@ -193,7 +193,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the stream's info and the entries that follow `behind`, atomically.
+    /// Reads stream info and the entries after `behind` atomically.
     async fn look(&mut self, behind: &str) -> Result<(OwnedFrame, OwnedFrame), ReadStopReason> {
         let count = self.entries.to_string();
         let (key, count) = (self.key.as_bytes(), count.as_bytes());
@@ -244,7 +244,7 @@ impl Reader {
             return None;
         }
         let index = self.index.replace(first_index);
-        // If the position is unknown, there may be a gap only if entries have ever been removed.
+        // If the position is unknown, a gap is possible only if entries were ever removed.
         let is_lost = index.map_or(first_index > 0 && next > 1, |index| first_index > index);
         is_lost.then(|| (first, index.map(|index| first_index - index)))
     }
@@ -301,8 +301,7 @@ fn read_info(frame: OwnedFrame) -> Result<Info, ReadStopReason> {
 type Fields = [(Vec<u8>, Vec<u8>)];
 type Entry = (u128, Vec<(Vec<u8>, Vec<u8>)>);
 
-/// Returns the hash of all fields of an entry. The hash does not depend on the configured payload
-/// field.
+/// Hash of all fields of an entry, independent of the configured payload field.
 fn hash_of_fields(fields: &Fields) -> u64 {
     let mut content = Vec::new();
     for text in fields.iter().flat_map(|(name, value)| [name, value]) {
@@ -312,7 +311,7 @@ fn hash_of_fields(fields: &Fields) -> u64 {
     hash_of(&content)
 }
 
-/// Parses the reply to XREAD, which contains only the requested stream.
+/// Parses the XREAD reply for the one requested stream.
 fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, ReadStopReason> {
     let streams = match frame {
         OwnedFrame::Null => return Ok(Vec::new()),
@@ -348,9 +347,8 @@ fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, ReadStopReas
     entries.into_iter().map(entry).collect::<Option<_>>().ok_or_else(strange)
 }
 
-/// Returns the events of an entry: the value of its payload field, or all fields as a JSON object.
-/// Empty fields are omitted, because Redis has no null. Fields that are not UTF-8 produce invalid
-/// JSON.
+/// Returns the events of an entry: its payload field, or all fields as a JSON object. Empty fields
+/// are omitted, since Redis has no null. Fields that are not UTF-8 produce invalid JSON.
 fn events_of<'f>(fields: &'f [(Vec<u8>, Vec<u8>)], payload: &[u8]) -> Cow<'f, [u8]> {
     match fields.iter().find(|(name, _)| name == payload) {
         Some((_, events)) if !events.is_empty() || fields.len() == 1 => Cow::Borrowed(events),

@@ -1,4 +1,4 @@
-//! Applies messages. Each step commits some hundred events and the new offset in one batch.
+//! Applies messages: each step commits some hundred events and the new offset as one batch.
 
 use super::dead::{DeadLetter, DeadLetterFile};
 use super::event;
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use store::time;
 
-/// Delay before a change that was temporarily refused is retried.
+/// Delay before a temporarily refused change is retried.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Time after which refusals of outlier ids no longer count as temporary.
 const TEMPORARY_REFUSAL_TIME: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ struct Item<'a> {
     payload: &'a [u8],
     /// The parsed event, or the reason why it is poison.
     read: Result<Event<'a>, String>,
-    /// Whether the dead letter of this poison event was already written.
+    /// Whether the dead letter of a poison event is written.
     is_buried: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct EventApplier<'a> {
     /// Offset of the next event to read.
     at: Offset,
     letters: DeadLetterFile,
-    /// Times of the first and the last refusal of an outlier id.
+    /// Times of the first and the last refusal of outlier ids.
     outlier_refusals: Option<(Instant, Instant)>,
 }
 
@@ -59,9 +59,9 @@ enum Step {
 }
 
 impl<'a> EventApplier<'a> {
-    /// Creates the applier for a reader that starts at `at`. If the data set has another offset
-    /// (first start, or a gap), stores `at` immediately. Otherwise, after a restart, `start =
-    /// "new"` would select a different message.
+    /// Creates the applier for a reader that starts at `at`. Stores `at` immediately if the data
+    /// set has another offset (first start, or a gap). Otherwise `start = "new"` would select a
+    /// different message after a restart.
     pub(super) async fn new(
         host: &'a Arc<Host>,
         source: &'a Source,
@@ -72,7 +72,7 @@ impl<'a> EventApplier<'a> {
         let letters = DeadLetterFile::new(source, &host.config().durability.dir);
         let mut taker =
             EventApplier { host, source, partition, stored, at, letters, outlier_refusals: None };
-        // Report configuration errors here, before the first message arrives.
+        // Report configuration errors before the first message arrives.
         taker.may_change().await?;
         if stored != Some(at) {
             taker.apply_all(&mut [], at).await?;
@@ -90,7 +90,7 @@ impl<'a> EventApplier<'a> {
         let mut items = Vec::with_capacity(most);
         let mut before = self.at.hash;
         for Message { offset, payload, hash } in &chunk.messages {
-            // Number of events of this message that have already been applied.
+            // Number of events of this message that were already applied.
             let skipped = if *offset == self.at.message { self.at.events } else { 0 };
             let at = |events| {
                 let hash = if events == 0 { before } else { *hash };
@@ -162,7 +162,7 @@ impl<'a> EventApplier<'a> {
                 Step::Completed if made == all.len() => {
                     self.at = end;
                     self.source.stand(self.partition, State::Running);
-                    // Yield the core. Otherwise a worker that has a page request would wait for the
+                    // Yield the core. Otherwise a worker with a page request would wait for the
                     // next scheduler tick.
                     std::thread::yield_now();
                     tokio::task::yield_now().await;
@@ -308,7 +308,7 @@ impl<'a> EventApplier<'a> {
     }
 }
 
-/// Returns the reason why the node refuses changes: a pause, its role, or the disk.
+/// Returns why the node refuses changes: pause, role, or disk.
 fn refusal(node: &Node) -> Option<String> {
     if node.pause.now() != Paused::Nothing {
         return Some("writes are paused".to_owned());

@@ -2,7 +2,7 @@
 //! that have read it.
 //!
 //! The table is divided into shards by id, each with its own lock. An id has few keys (its row, its
-//! cells, its pairs, the id itself), so its keys are stored in a list.
+//! cells, its pairs, the id itself), so they are stored in a list.
 
 use dataset::watch::Place;
 use parking_lot::Mutex;
@@ -61,7 +61,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Subtracts a removed key from the shard's totals.
+    /// Subtracts a removed key from the totals.
     fn count_out(&mut self, key: &Key) {
         self.keys -= 1;
         self.items -= key.readers.len();
@@ -114,7 +114,7 @@ impl Shard {
                 &mut keys[known]
             }
             None => {
-                // Reserves room for exactly one key, because most ids have one key.
+                // Reserves exactly one element, because most ids have one key.
                 keys.reserve_exact(1);
                 let (spaces, readers) = (Spaces::new(), SmallVec::new());
                 keys.push(Key { text: text.into(), spaces, readers });
@@ -251,7 +251,7 @@ impl Table {
         shards.map(|shard| self.with(shard, evict)).find(Option::is_some).flatten()
     }
 
-    /// Removes every reader for which `is_kept` returns false.
+    /// Removes all readers for which `is_kept` returns false.
     pub(crate) fn keep_readers(&self, is_kept: impl Fn(u64) -> bool) {
         for shard in &self.shards {
             self.with(shard, |shard| shard.keep_readers(&is_kept));
@@ -358,7 +358,7 @@ mod tests {
         assert!(is_empty(&table));
     }
 
-    /// Thousands of clients can read one hot key.
+    /// Thousands of clients read one hot key.
     #[test]
     fn a_key_has_any_number_of_readers() {
         let table = Table::default();

@@ -51,7 +51,7 @@ impl Master {
         self.logged = now;
     }
 
-    /// Sets one pair for each of 50 new ids in the lower range.
+    /// Sets one pair for each of 50 new ids of the lower range.
     fn fill(&mut self) {
         self.set((self.next..self.next + 50).map(|id| (id, id % 7)));
         self.next += 50;

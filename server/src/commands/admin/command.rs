@@ -40,8 +40,8 @@ pub(crate) const COMMAND: Command = SERVER.row("command", -1, ANYTIME, "", Once(
         .tips(&["nondeterministic_output_order"]),
 ]);
 
-/// Returns the first key, the last key and the step. In cluster mode the first id counts as a key,
-/// so that clients route the request to its node.
+/// Returns first key, last key and step. In cluster mode the first id counts as a key, so that
+/// clients route the request to its node.
 fn positions(spec: &Spec, in_cluster: bool) -> [i64; 3] {
     if let KeyArgs::Ids(_, first, _) = spec.keys
         && in_cluster
@@ -237,7 +237,7 @@ fn documentation(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the request passed to COMMAND GETKEYS, and the definition of its command.
+/// Returns the request passed to COMMAND GETKEYS, and its command.
 fn asked<'a>(call: &Call<'a>) -> Result<(&'static Spec, Args<'a>), Refusal> {
     let request = call.args.from(2);
     let Some((_, spec)) = find(request.at(0)) else {

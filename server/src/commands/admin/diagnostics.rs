@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const SERVER: Group = Group::new("server", "2.8.13", NO_KEYS);
 const READ_FLAGS: u32 = ALWAYS | flag::ADMIN;
-/// Command tips of reports that describe only the node on which they are executed.
+/// Command tips of reports that describe only the node that executes them.
 const REPORT_OF_EACH: &[&str] =
     &["request_policy:all_nodes", "response_policy:special", "nondeterministic_output"];
 

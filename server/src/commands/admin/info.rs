@@ -18,7 +18,7 @@ pub(crate) const REDIS_VERSION: &str = "7.4.0";
 
 type Section = (&'static str, fn(&Sample, &mut String));
 
-/// Default sections of INFO, in output order.
+/// Default sections, in output order.
 const SECTIONS: &[Section] = &[
     ("Server", server),
     ("Clients", clients),
@@ -193,7 +193,7 @@ fn memory(Sample { node, .. }: &Sample, out: &mut String) {
     let tables = node.loaded().map_or(0, |engines| engines.memory_bytes());
     let limit = node.config().memory_bytes();
     let resident = resident_bytes();
-    // Use the value that is compared with the memory limit; see `Sharing` in net/workers.rs.
+    // Value compared with the memory limit; see `Sharing` in net/workers.rs.
     let used = resident.max(tables);
     let (peak, system) =
         (kilobytes("/proc/self/status", "VmHWM"), kilobytes("/proc/meminfo", "MemTotal"));
@@ -203,7 +203,7 @@ fn memory(Sample { node, .. }: &Sample, out: &mut String) {
         "used_memory_human" = human(used),
         "used_memory_rss" = resident,
         "used_memory_rss_human" = human(resident),
-        // The peak reported by the kernel covers the whole process.
+        // The kernel's peak covers the whole process.
         "used_memory_peak" = peak,
         "used_memory_peak_human" = human(peak),
         "used_memory_peak_perc" = percent(resident, peak),

@@ -126,7 +126,7 @@ fn time(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Result of the future that waits for SHUTDOWN's snapshot.
+/// Result of waiting for SHUTDOWN's snapshot.
 const SAVED: &[u8] = b"saved";
 
 fn shutdown(call: &mut Call<'_>) -> Outcome {
@@ -138,7 +138,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
         call.session.client.blocked.end(false);
         return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
     }
-    // Skip these steps if SHUTDOWN resumes after waiting for replicas.
+    // Skip this if SHUTDOWN resumes after waiting for replicas.
     if come.is_none() || is_saved {
         let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
         let is_known = |option: &[u8]| known.iter().any(|k| option.eq_ignore_ascii_case(k));

@@ -75,7 +75,7 @@ const INTEGERS: &[&str] = &[
     "ttl",
 ];
 const DOUBLES: &[&str] = &["error_rate", "error"];
-/// Argument names whose type is key, in commands that have keys.
+/// Argument names whose type is key, in commands with keys.
 const KEYS: &[&str] = &["key", "newkey", "source", "destination"];
 /// Commands whose numeric arguments are doubles instead of integers.
 const FRACTIONS: &[&str] = &["incrbyfloat", "hincrbyfloat", "debug|sleep"];
@@ -109,7 +109,7 @@ impl<'a> UsageParser<'a> {
         word
     }
 
-    /// Parses sequences separated by `|`. A single sequence is returned unchanged.
+    /// Parses sequences separated by `|`. Returns a single sequence unchanged.
     fn alternatives(&mut self) -> Vec<Argument> {
         let mut choices = vec![self.sequence()];
         while self.peek() == "|" {
@@ -129,7 +129,7 @@ impl<'a> UsageParser<'a> {
             match self.next() {
                 "[" => match self.repeated() {
                     Some((length, with_token)) => {
-                        // Mark the preceding arguments as repeated.
+                        // Marks the preceding arguments as repeated.
                         let from = found.len() - length.min(found.len());
                         let mut again = joined(found.split_off(from));
                         (again.multiple, again.multiple_token) = (true, with_token);
@@ -260,7 +260,7 @@ mod tests {
     use crate::commands::families::install;
     use node::command::table::{find, with_numbers};
 
-    /// Formats an argument as redis-cli does. The result must equal the parsed text.
+    /// Formats an argument as redis-cli does. The result equals the parsed text.
     fn written(argument: &Argument) -> String {
         let parts: Vec<String> = argument.parts.iter().map(written).collect();
         let mut text = match (argument.kind, argument.token.as_deref()) {

@@ -75,7 +75,7 @@ pub(crate) const CLUSTERX: Command =
             "Returns the version of the topology, -1 if there is none.").since("0.1.0"),
     ]).since("0.1.0");
 
-/// Refuses the commands of a controller if the topology comes from Sentinel.
+/// Refuses commands of a controller when the topology comes from Sentinel.
 fn refuse_under_sentinel(node: &Node) -> Outcome {
     require_cluster(node)?;
     if !node.config().shard.is_empty() {
@@ -118,8 +118,8 @@ fn set_node_id(call: &mut Call<'_>) -> Outcome {
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
         node.cluster.set_own_id(&dir, &id, only_first)?;
-        // A new node id does not confirm the role of a fenced master. The topology therefore counts
-        // as unchanged.
+        // A new id does not confirm the role of a fenced master, so the topology counts as
+        // unchanged.
         obey(&node, false, false)?;
         reply.ok();
         Ok(())
@@ -189,10 +189,9 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
 /// Runs [`confirm_topology`] on a thread that may block.
 fn confirm_with_others(node: &Node, text: &str, version: i64) -> Outcome {
     let own_id = node.cluster.topology().own_id.clone();
-    // An invalid topology is not an error here, because the caller reports it.
+    // The caller refuses an invalid topology with its own error.
     let Ok(next) = Topology::parse(text, version, &own_id) else { return Ok(()) };
-    // Allow only one confirmation at a time, because each confirmation sends the whole text to
-    // every other node.
+    // One confirmation at a time, because each sends the whole text to every other node.
     let _one = node.cluster.confirming.lock();
     if !node.replication.is_fenced() {
         return Ok(());
@@ -244,7 +243,7 @@ fn set_slot(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// CLUSTERX HOLD. Serializes the commands that change the cluster.
+/// CLUSTERX HOLD: serializes commands that change the cluster.
 fn hold(call: &mut Call<'_>) -> Outcome {
     let ms = resp::natural(call.args.at(3)).ok_or(Refusal::NOT_AN_INTEGER)?;
     refuse_under_sentinel(&call.node)?;
@@ -265,8 +264,8 @@ const MAX_TOKEN_BYTES: usize = 64;
 
 const NO_LEASE: (Duration, bool) = (Duration::ZERO, false);
 
-/// CLUSTERX HEARTBEAT. Grants the master of this shard a lease, and replies with the log offset and
-/// role of this node.
+/// CLUSTERX HEARTBEAT: grants the master of this shard a lease. Replies with the node's log offset
+/// and role.
 fn heartbeat(call: &mut Call<'_>) -> Outcome {
     let master = id_of(call.args, 2, "Invalid node id")?;
     let number = |at| resp::natural(call.args.at(at)).ok_or(Refusal::NOT_AN_INTEGER);
@@ -278,8 +277,8 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
     if election == 0 {
         return Err(refuse!("ERR Invalid election version"));
     }
-    // The lease starts when the request arrives. The controller counts the lease from the time at
-    // which it sent the request.
+    // The lease starts when the request arrives. The controller counts from the time at which it
+    // sends the request.
     let came = arrival::came();
     call.answer_later(move |node, reply| {
         let config = node.config();

@@ -1,6 +1,5 @@
-//! Requests whose ids belong to several shards. This node executes its own part immediately and
-//! requests the other parts from other nodes ([`peers`]). It then merges the elements in the order
-//! of the ids.
+//! Requests whose ids belong to several shards. This node executes its own part immediately,
+//! requests the other parts ([`peers`]), and merges the elements in the order of the ids.
 //!
 //! A part is the same command with fewer ids. The parts of all requests in a client's pipeline are
 //! sent together. The replies to the client are held back until every part has arrived or timed
@@ -70,7 +69,7 @@ pub(crate) fn reads_here(session: &Session, node: Now<'_>) -> bool {
     }
 }
 
-/// Returns whether this node can serve all ids of a request.
+/// Returns whether this node serves all ids of a request.
 pub(crate) fn are_all_here(
     spec: &Spec,
     args: Args<'_>,
@@ -198,7 +197,7 @@ impl Plan {
 
 /// Executes a request that [can be split](can_be_parted). Writes the reply, or registers the
 /// request with the session's [`Gathering`](super::gathering::Gathering), which supplies the reply
-/// later. `told` is the layout hash that a coordinator has sent.
+/// later. `told` is the layout hash that a coordinator sent.
 #[expect(clippy::too_many_arguments, reason = "parameters of execute")]
 pub(crate) fn answer(
     number: u16,

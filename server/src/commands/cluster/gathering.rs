@@ -12,8 +12,7 @@ use resp::{Args, Protocol, Reply, RequestQueue, elements, put_resp3};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Byte that fills all columns of an unavailable row in a packed page. A counter of such bytes
-/// reads as -1.
+/// Byte that fills all columns of an unavailable row in a packed page; counters read as -1.
 pub(crate) const MISSING: u8 = 0xff;
 
 /// Node that executes a part.
@@ -45,10 +44,10 @@ pub(super) struct Plan {
     pub(super) step: usize,
     /// For each id, its argument position, and the part or the refusal to which the id belongs.
     pub(super) ids: Vec<(u32, IdOwner)>,
-    /// Positions of the options. Every part repeats all options.
+    /// Positions of options, which every part repeats.
     pub(super) options: Vec<u32>,
     pub(super) parts: Vec<Part>,
-    /// Encoded errors of the ids that are in no part.
+    /// Encoded errors of ids that no part contains.
     pub(super) refusals: Vec<Vec<u8>>,
     pub(super) is_binary: bool,
     /// Layout hash to send to other nodes, if the command needs one.
@@ -67,7 +66,7 @@ impl Plan {
         IdOwner::Refusal(self.refusals.len() as u32 - 1)
     }
 
-    /// Returns the arguments of the request, but with only the selected ids.
+    /// Returns the arguments of the request with only the selected ids.
     pub(super) fn words<'a>(
         &self,
         args: Args<'a>,
@@ -96,8 +95,8 @@ impl Plan {
     }
 }
 
-/// Prefix of the layout hash, which is the last argument of a part. The prefix is followed by eight
-/// little-endian bytes. No id or option begins with this prefix.
+/// Prefix of the layout hash, which is the last argument of a part. Eight little-endian bytes
+/// follow. No id or option has this form.
 pub(super) const SHAPE: &[u8] = b"shape=";
 
 fn put_shape(shape: u64, out: &mut Vec<u8>) {
@@ -111,12 +110,11 @@ pub(super) struct Page {
     pub(super) spec: &'static Spec,
     pub(super) request: RequestQueue,
     pub(super) plan: Plan,
-    /// For a packed page: the number of counters and of flags, for the view and for each view
-    /// joined with it.
+    /// For a packed page: number of counters and of flags of the view and of each joined view.
     pub(super) columns: Option<Vec<(usize, usize)>>,
     /// Options of PH.UNSEEN. The parts of such a request ask for the flag of each id.
     pub(super) unseen: Option<UnseenOptions>,
-    /// Range of the turn's output that the reply will replace.
+    /// Range in the turn's output that the reply replaces.
     pub(super) place: Range<usize>,
     pub(super) protocol: Protocol,
     pub(super) again: Vec<(usize, Vec<u8>)>,
@@ -311,7 +309,7 @@ impl Page {
     }
 }
 
-/// Returns whether a change is idempotent, that is, safe to retry.
+/// Returns whether the change is idempotent.
 fn is_idempotent(spec: &Spec, args: Args<'_>) -> bool {
     let has_token = args.len() > 2 && args.at(args.len() - 2).eq_ignore_ascii_case(b"TOKEN");
     spec.name != "cnt.mincrby" || has_token
@@ -364,7 +362,7 @@ impl Gathering {
         });
     }
 
-    /// Waits until every part has arrived or timed out, and returns the replies.
+    /// Returns the replies once every part has arrived or timed out.
     pub(crate) async fn joined(mut self, process: Arc<Process>) -> Vec<Joined> {
         let mut answers = self.batch.answers().await;
         let again = Arc::new(Batch::default());
@@ -391,6 +389,6 @@ impl Gathering {
 }
 
 fn has_moved(reply: &[u8]) -> bool {
-    // Fast path: most replies contain no minus sign.
+    // Fast path: replies rarely contain a minus sign.
     reply.contains(&b'-') && reply.windows(7).any(|bytes| bytes == b"-MOVED ")
 }

@@ -18,7 +18,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Timeout of the client pause during a handover. Normally the handover itself ends the pause.
+/// Timeout of the client pause during a handover. The handover ends the pause explicitly.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// Maximum lag of a replica, in bytes of the log, at which the replica counts as in sync.
 const MAX_IN_SYNC_LAG_BYTES: u64 = 1 << 20;

@@ -50,7 +50,7 @@ const LOOK_AGAIN: u32 = 64;
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     Unsent(String),
-    /// The request was sent, but its effect is unknown.
+    /// The request was sent; its effect is unknown.
     Lost(String),
 }
 
@@ -90,8 +90,7 @@ impl Batch {
         }
     }
 
-    /// Stores a reply. If the replies of the batch would exceed `most` bytes, stores an error
-    /// instead.
+    /// Stores a reply, or an error if the replies of the batch would exceed `most` bytes.
     fn reply(&self, number: usize, reply: &[u8], most: usize) {
         let is_too_much = {
             let mut answers = self.0.lock();
@@ -117,7 +116,7 @@ impl Batch {
     }
 }
 
-/// Address and role of a node. If the role is replica, the connection is used for reads only.
+/// Node address and role. A connection with the role replica is used for reads only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Address {
     pub(crate) host: String,
@@ -143,7 +142,7 @@ impl Address {
     }
 }
 
-/// A request that has no reply yet. `batch` is `None` if the request has timed out.
+/// A request without a reply. `batch` is `None` if the request has timed out.
 struct Waiter {
     batch: Option<Arc<Batch>>,
     number: usize,
@@ -152,19 +151,19 @@ struct Waiter {
 
 #[derive(Default)]
 struct PeerLinkState {
-    /// Error returned for requests that are made while the node is disconnected.
+    /// Error of requests made while the node is disconnected.
     down: Option<String>,
     /// Encoded requests that were not sent yet. The next field is their number.
     out: Vec<u8>,
     unsent: usize,
     waiting: VecDeque<Waiter>,
     task: Option<Waker>,
-    /// Moving average of the response time in microseconds, or 0 before the first measurement.
+    /// Moving average of the response time in microseconds. 0 before the first measurement.
     response_us: u64,
     is_retired: bool,
 }
 
-/// Connection to one node. See the module documentation.
+/// Connection to one node; see the module documentation.
 pub(crate) struct Link {
     pub(crate) address: Address,
     state: Mutex<PeerLinkState>,
@@ -206,7 +205,7 @@ impl Link {
         number
     }
 
-    /// Returns whether no request is pending and the link is still in use.
+    /// Returns whether the link is in use and no request is pending.
     fn is_idle(&self) -> bool {
         let state = self.state.lock();
         state.waiting.is_empty() && !state.is_retired
@@ -245,7 +244,7 @@ impl Link {
                 }
                 Err(error) => (false, error),
             };
-            // A peer may close an idle connection (`idle_timeout`). This is not a failure.
+            // A peer may close an idle connection (`idle_timeout`). That is not a failure.
             if was_open && self.is_idle() {
                 tokio::time::sleep_until((began + RETRY_EVERY).into()).await;
                 continue;
@@ -308,7 +307,7 @@ impl Wire {
         }
     }
 
-    /// Returns `Ready` with the reason once the connection has ended.
+    /// Returns `Ready` with the reason when the connection ends.
     fn poll(&mut self, cx: &mut Context<'_>, link: &Link, process: &Process) -> Poll<io::Error> {
         let outcome = self
             .write(cx, link)
@@ -506,8 +505,7 @@ impl Peers {
         link.clone()
     }
 
-    /// Switches to a new topology. A link to a former member closes when all of its requests have
-    /// replies.
+    /// Switches to a new topology. Links to former members close when their requests have replies.
     fn follow(&mut self, topology: &Arc<Topology>) {
         if self.topology.as_ref().is_some_and(|known| Arc::ptr_eq(known, topology)) {
             return;
@@ -535,7 +533,7 @@ impl Peers {
         link
     }
 
-    /// Returns the link to the node to which reads or writes of a shard are sent.
+    /// Returns the link to the node that serves reads or writes for a shard.
     pub(crate) fn of_shard(
         &mut self,
         topology: &Arc<Topology>,

@@ -13,7 +13,7 @@ use resp::Args;
 pub(super) const CROSS_SLOT: Refusal =
     Refusal::fixed(b"CROSSSLOT Keys in request don't hash to the same slot");
 
-/// Determines which node serves a request or all requests of a transaction.
+/// Determines which node serves a request, or all requests of a transaction.
 pub(crate) struct Router<'a> {
     topology: &'a Topology,
     /// Whether a replica serves reads of this client (READONLY).
@@ -102,7 +102,7 @@ pub(crate) fn reads_replica(session: &Session, node: Now<'_>) -> bool {
 /// while the link is down.
 pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
     let (topology, replication) = (node.cluster.topology(), &node.replication);
-    // The topology may change before this node's role does. With Sentinel, the master may appear
+    // The topology changes before the node's role changes. With Sentinel, the master may appear
     // under another name.
     let is_ordered = || {
         let told = replication.master();
@@ -114,7 +114,7 @@ pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
         && (is_ordered() || !node.config().shard.is_empty())
 }
 
-/// Returns the error for a key whose own slot would differ from the slot of its id.
+/// Returns the error for a key whose slot would differ from the slot of its id.
 fn untagged(key: &[u8]) -> Option<Refusal> {
     let padded = |tag: &[u8]| tag.len() > 1 && tag[0] == b'0' && tag.iter().all(u8::is_ascii_digit);
     match tag_of(key) {

@@ -69,7 +69,7 @@ pub(crate) fn execute_part(
     check_layout(before, spec, args, node)
 }
 
-/// Fails if the layout has changed during the request.
+/// Fails if the layout changed during the request.
 pub(super) fn check_layout(
     shape: Option<u64>,
     spec: &Spec,

@@ -1,4 +1,4 @@
-//! CLUSTER commands. A node of a cluster replies according to its topology.
+//! CLUSTER commands. A cluster node replies according to its topology.
 //!
 //! Any other server presents itself as a cluster of one shard: this node, or its master, owns all
 //! slots. Cluster clients can therefore connect without configuration. To all other clients, HELLO
@@ -6,8 +6,8 @@
 //! without reading these fields. Node ids are hashes of addresses, so they are equal on all nodes
 //! and stable across restarts.
 //!
-//! There is no cluster bus. A controller changes the cluster; the commands of Redis for that
-//! purpose are refused.
+//! There is no cluster bus. A controller changes the cluster; Redis's commands for that purpose are
+//! refused.
 
 use crate::commands::call::Call;
 use crate::commands::cluster::{controller, roles};
@@ -33,7 +33,7 @@ const CONTROLLER: u32 = flag::ADMIN | flag::STALE | flag::NO_MULTI | flag::NOSCR
 const QUICK: u32 = flag::LOADING | flag::STALE | flag::FAST;
 const ANYTIME: u32 = flag::LOADING | flag::STALE;
 
-/// Defines a subcommand that requires a cluster bus and is therefore refused.
+/// Defines a subcommand that requires the cluster bus, and is therefore refused.
 const fn refused(name: &'static str, arity: i32, usage: &'static str) -> Command {
     let flags = flag::ADMIN | flag::STALE;
     let summary = "Not supported: there is no cluster bus.";
@@ -372,7 +372,7 @@ fn line(map: &ClusterMap, at: usize) -> String {
     let place = &map.places[at];
     let myself = if place.is_self { "myself," } else { "" };
     let role = if place.master.is_none() { "master" } else { "slave" };
-    // Use Redis's flag for a failure that other nodes have not confirmed.
+    // Redis's flag for a failure that other nodes have not confirmed.
     let failed = if place.state == State::Failed { ",fail?" } else { "" };
     let of = place.master.as_deref().unwrap_or("-");
     let is_connected = place.is_self || place.state == State::Online;

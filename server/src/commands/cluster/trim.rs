@@ -80,7 +80,7 @@ fn trim(name: &[u8], cursor: u64, most: u64, node: Now<'_>, reply: &mut Reply<'_
     Ok(())
 }
 
-/// Deletes the rows that are foreign under this topology, and returns their number.
+/// Deletes rows that are foreign under this topology; returns their number.
 fn delete(
     space: &CounterSpace,
     ids: &[u64],
@@ -89,7 +89,7 @@ fn delete(
 ) -> Result<usize, Refusal> {
     let (mut deleted, mut unreadable) = (0, None);
     for &id in ids {
-        // A slot may have returned to this shard in the meantime, with a newer copy of its rows.
+        // A slot may have returned to this shard with a newer copy of its rows.
         if node.cluster.topology().version != topology.version || !node.replication.is_master() {
             return Err(refuse!("ERR the topology changed: restart with cursor 0"));
         }
@@ -113,7 +113,7 @@ pub(crate) fn pairs(call: &mut Call<'_>) -> Outcome {
         let keep = |id| !is_foreign(&topology, of_id(id));
         let still = || match node.cluster.topology().version == topology.version {
             true => Ok(()),
-            // A slot may have returned to this shard in the meantime, with its pairs.
+            // A slot may have returned to this shard with its pairs.
             false => Err(store::Error::Refused("the topology changed: restart with id 0".into())),
         };
         let is_stopped = || node.stop.is_stopped();

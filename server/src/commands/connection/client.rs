@@ -81,7 +81,7 @@ fn ping(call: &mut Call<'_>) -> Outcome {
     }
     match call.args.len() {
         1 | 2 if call.session.listening && call.reply.protocol() == Protocol::Resp2 => {
-            // In RESP2, the reply to a subscribed client has the form of a message.
+            // In RESP2 the reply to a subscriber has the form of a message.
             call.reply.array(2);
             call.reply.bulk(b"pong");
             call.reply.bulk(call.args.at(1));
@@ -98,7 +98,7 @@ fn echo(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Authenticates the connection as the user with this name, if the password is correct.
+/// Authenticates the connection as this user if the password is correct.
 fn log_in(call: &mut Call<'_>, name: &[u8], password: &[u8]) -> Outcome {
     let (node, session) = (call.node, &mut *call.session);
     let Some(user) = node.acl.login(name, password) else {
@@ -334,7 +334,7 @@ fn reply(call: &mut Call<'_>) -> Outcome {
     } else if mode.eq_ignore_ascii_case(b"off") {
         call.session.replies = Replies::Off;
     } else if mode.eq_ignore_ascii_case(b"skip") {
-        // While replies are off, SKIP has no effect.
+        // With replies off, SKIP has no effect.
         if call.session.replies != Replies::Off {
             call.session.replies = Replies::SkipNext;
         }

@@ -1,4 +1,4 @@
-//! CLIENT subcommands that affect other clients: LIST, KILL, PAUSE, UNBLOCK.
+//! CLIENT subcommands for other clients: LIST, KILL, PAUSE, UNBLOCK.
 
 use crate::commands::call::{Call, answer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -198,8 +198,7 @@ pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Cli
         .denied(|id, kind, name| listeners.get(&id).is_none_or(|user| user.may_receive(kind, name)))
 }
 
-/// Closes a connection. The caller's own connection closes after the reply, any other connection
-/// immediately.
+/// Closes a connection: the caller's own after its reply, any other immediately.
 pub(crate) fn end(call: &mut Call<'_>, client: &Arc<Client>) {
     if client.id == call.session.client.id {
         call.session.leaving = true;
@@ -235,8 +234,8 @@ fn pause(call: &mut Call<'_>) -> Outcome {
         call.reply.ok();
         return Ok(());
     }
-    // The reply waits until all earlier writes are in the log. The log therefore does not grow
-    // after the reply.
+    // The reply waits until earlier writes are in the log, so that the log does not grow after the
+    // reply.
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
     call.answer_when(async move {
         let written = failover::wait_for_all_written(&node, true);

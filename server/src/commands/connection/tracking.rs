@@ -174,8 +174,8 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
     let (before, engines) = (session.tracking.take(), node.loaded());
     let before_it = before.as_ref().map(|tracked| &*tracked.tracker);
     let tracker = node.tracking.start(&session.client, options, &prefixes, before_it, engines);
-    // Wait for writes in progress, because they may not have seen the new tracker. EXEC already
-    // excludes writers.
+    // Wait for writes in progress, which may not have seen the new tracker. EXEC already excludes
+    // writers.
     if let Some(engines) = engines.filter(|_| !session.in_exec) {
         engines.wait_for_writers();
     }
@@ -301,7 +301,7 @@ pub(crate) fn end_caching(session: &mut Session) {
     }
 }
 
-/// Records the keys that a command is about to read for a client with tracking.
+/// Records the keys that a command is about to read, for a tracking client.
 #[cold]
 pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now<'_>) {
     let (Some(tracked), Some(engines)) = (session.tracking.as_deref(), node.loaded()) else {

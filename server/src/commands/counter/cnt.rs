@@ -122,7 +122,7 @@ fn token(word: &[u8]) -> Result<&[u8], Refusal> {
     Err(refuse!("ERR a token must have 1 to {MAX_TOKEN_BYTES} bytes"))
 }
 
-/// Builds the token that the engine expects, with the current time.
+/// Builds the engine's token with the current time.
 fn once(token: &[u8], is_of_cell: bool) -> tokens::Once<'_> {
     tokens::Once { token, is_of_cell, now_s: unix_s() }
 }
@@ -208,7 +208,7 @@ fn hincrby(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the triples of CNT.MINCRBY, and the token that may follow them.
+/// Returns the triples of CNT.MINCRBY and the optional token after them.
 fn triples<'a>(call: &Call<'a>) -> Result<(Args<'a>, Option<&'a [u8]>), Refusal> {
     let all = call.args.from(2);
     let length = all.len();
@@ -224,7 +224,7 @@ fn mincrby(call: &mut Call<'_>) -> Answered {
     if call.step.begins_request() {
         call.scratch.changes.clear();
     }
-    // Parse all triples before the first change. A syntax error then leaves no partial effect.
+    // Parse all triples before the first change, so that a syntax error leaves no partial effect.
     call.check_each(triples.len() / 3, |call, items| {
         let schema = space.schema();
         let Scratch { ids, changes, .. } = &mut *call.scratch;

@@ -1,4 +1,4 @@
-//! CNT.SCAN, and the stateless cursor that SCAN also uses.
+//! CNT.SCAN, and the stateless cursor that SCAN uses as well.
 
 use crate::commands::call::{Call, counter_space, disk, integer, set_option_once};
 use dataset::cold;
@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 
 /// Bit of a cursor that is set while the scan visits rows on disk.
 const ON_DISK: u64 = 1 << counter::scan::CURSOR_BITS;
-/// Exclusive upper bound of the cursors within a space.
+/// Exclusive upper bound of a space's cursors.
 pub(crate) const CURSOR_LIMIT: u64 = ON_DISK << 1;
 
 /// Maximum number of keys in a reply of KEYS or of one SCAN call.
@@ -121,7 +121,7 @@ fn answer(
             values.for_each(|value| packed.extend_from_slice(&value.to_le_bytes()));
         }
         reply.bulk(&packed);
-        // The number of fields may have changed since the last call.
+        // A field may have been added since the last call.
         reply.count(schema.living().count());
         return Ok(());
     }

@@ -1,5 +1,4 @@
-//! Single counters as Redis strings. A cell key (`post:17:like`) is a string that contains an
-//! integer.
+//! Single counters as Redis strings: a cell key (`post:17:like`) is a string that holds an integer.
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -119,7 +118,7 @@ fn absent<T>(call: &Call<'_>, error: KeyError<'_>) -> Result<Option<T>, Refusal>
     Ok(None)
 }
 
-/// Writes a cell or a whole row. `row` is `None` if the row is absent.
+/// Writes a cell or a whole row; `row` is `None` if the row is absent.
 fn write_one(reply: &mut Reply<'_>, schema: &Schema, field: usize, row: Option<&[i64]>) {
     match row {
         _ if field == WHOLE_ROW => {
@@ -198,7 +197,7 @@ fn get_all(call: &mut Call<'_>, keys: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Writes the cells and rows collected in the scratch buffers, and clears these buffers.
+/// Writes the cells and rows collected in the scratch buffers, and clears these.
 fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut UnreadableRows) {
     let most = call.session.max_out_bytes;
     let tallies = &call.node.tallies[call.session.worker];
@@ -411,8 +410,7 @@ fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>
     let pair = |at: usize| {
         let (space, id, field) = call.cell(args.at(at))?;
         let value = [(field, integer(args.at(at + 1))?)];
-        // MSET changes all counters or none. The bounds are therefore checked before the first
-        // change.
+        // MSET is all or nothing, so bounds are checked before the first change.
         let value = space.within_bounds(&value).map_err(WriteError::from)?[0].1;
         Ok((space, id, field, value))
     };
@@ -476,7 +474,7 @@ fn getrange(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the bytes from `start` to `end` (inclusive). Negative positions count from the end.
+/// Returns the bytes from `start` to `end`, inclusive; negative positions count from the end.
 fn range(text: &[u8], start: i64, end: i64) -> &[u8] {
     let length = i64::try_from(text.len()).unwrap_or(i64::MAX);
     if start < 0 && end < 0 && start > end {

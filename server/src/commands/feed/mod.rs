@@ -1,4 +1,4 @@
-//! Feed pages, actions, and commands specific to Weibo's clients.
+//! Feed pages, actions, and Weibo's own commands.
 
 pub(crate) mod forget;
 pub(crate) mod page;

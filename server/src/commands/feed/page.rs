@@ -92,8 +92,8 @@ fn get(call: &mut Call<'_>) -> Answered {
     call.do_each(ids, together, |call, items| write_page(call, view, &viewer, items))
 }
 
-/// FEED.ROW returns one row of a page, addressed by its key. Clients that route requests by key can
-/// build a page from a pipeline of FEED.ROW.
+/// FEED.ROW: one row of a page, addressed by its key. Clients that route requests by key can build
+/// a page from a pipeline of FEED.ROW.
 fn row(call: &mut Call<'_>) -> Outcome {
     let view = view(call.node.engines(), call.args.at(2))?;
     if view.is_joined() {
@@ -447,8 +447,7 @@ fn pack_usual(counters: &[i64; 4], flags: [u32; 2]) -> [u8; 34] {
     row
 }
 
-/// Packs one row. Counters become little-endian i64, followed by one byte per flag (0xff if
-/// unknown).
+/// Packs one row: counters as little-endian i64, then one byte per flag (0xff: unknown).
 #[inline]
 fn pack(page: &Page, index: usize, row: &mut [u8]) {
     let (counters, flags) = row.split_at_mut(page.counters() * 8);

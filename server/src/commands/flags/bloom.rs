@@ -84,7 +84,7 @@ fn add_all(call: &mut Call<'_>, items: Args<'_>) {
     }
 }
 
-/// Valid range of a capacity, as in RedisBloom.
+/// Valid ranges, as in RedisBloom.
 pub(crate) const CAPACITY: RangeInclusive<i64> = 1..=1 << 30;
 const EXPANSION: RangeInclusive<i64> = 0..=32_768;
 
@@ -93,10 +93,10 @@ const EXPANSION: RangeInclusive<i64> = 0..=32_768;
 const CREATED_MARKER: Member<'static> =
     Member::Bytes(b"\0tidemark: a filter was made for this id\0");
 
-/// Returns whether a filter was explicitly created for this id. If the space has a ledger, returns
-/// whether the id has members.
+/// Returns whether a filter was explicitly created for this id. With a ledger, returns whether the
+/// id has members.
 fn is_created(space: &ExistenceSpace, id: u64) -> Result<bool, Unreadable> {
-    // A ledger lists all members, so it would show the marker to clients.
+    // A ledger lists all members, so the marker would be visible to clients.
     if let Some(ledger) = space.ledger() {
         return ledger.has_any(id);
     }
@@ -133,7 +133,7 @@ pub(crate) fn prepare_insert(
     Ok(())
 }
 
-/// Parses an error rate, and checks that the filters of the space meet it.
+/// Parses an error rate and checks that the space's filters meet it.
 fn check_error_rate(space: &ExistenceSpace, text: &[u8], bad: &'static [u8]) -> Outcome {
     let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
     let wanted = number.ok_or(Refusal::fixed(bad))?;
@@ -236,8 +236,8 @@ fn reserve(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Values that BF.INFO reports. They describe the whole space, because its filters contain the
-/// items of all ids.
+/// Values of BF.INFO. They describe the whole space, because its filters contain the items of all
+/// ids.
 fn facts(space: &ExistenceSpace) -> [(&'static str, &'static str, i64); 5] {
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     let options = space.declared();
@@ -298,7 +298,7 @@ pub(crate) fn load(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Returns whether an id has a member. A key outside all spaces has no members.
+/// Returns whether an id has a member; a key outside all spaces has none.
 pub(crate) fn contains(
     pairs: Option<(&ExistenceSpace, u64)>,
     member: &Member<'_>,

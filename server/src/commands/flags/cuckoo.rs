@@ -159,11 +159,11 @@ fn info(call: &mut Call<'_>) -> Outcome {
     let filters = number(space.tables().len() as u64);
     let facts = [
         ("Size", number(space.memory_bytes())),
-        // The closest equivalent of a bucket is a 64-byte cache line of a filter.
+        // A bucket is a 64-byte cache line of a filter.
         ("Number of buckets", number(space.memory_bytes() / 64)),
         ("Number of filters", filters),
         ("Number of items inserted", number(space.pairs())),
-        // The server does not count deleted items.
+        // Deleted items are not counted.
         ("Number of items deleted", 0),
         ("Bucket size", 1),
         ("Expansion rate", 2),

@@ -36,7 +36,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          if the id is below the horizon. IDS takes one string of little-endian u64.").linear("ids"),
 ];
 
-/// Position of the first id or option in the arguments.
+/// Position of the first id or option.
 const FIRST: usize = MEMBER + 1;
 
 pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
@@ -138,8 +138,7 @@ fn change(
     })
 }
 
-/// Refuses a query that a filter cannot answer. If the key is of another type, returns WRONGTYPE
-/// instead.
+/// Refuses a query that a filter cannot answer. A key of the wrong type returns WRONGTYPE instead.
 pub(crate) fn refuse_unknowable(call: &mut Call<'_>) -> Outcome {
     call.pairs(1)?;
     Err(Refusal::NOT_LISTABLE)

@@ -83,7 +83,7 @@ fn too_many() -> Refusal {
     refuse!("ERR too many ids: at most {MAX_PACKED_IDS} per request")
 }
 
-/// Parses the options of a PH.UNSEEN request.
+/// Parses the options of a request.
 pub(crate) fn read_options(args: Args<'_>, is_packed: bool) -> Result<UnseenOptions, Refusal> {
     let (mut limit, mut below, mut bits, mut marks) = (None, None, None, None);
     for option in Options::new(args, MEMBER + 1) {
@@ -140,9 +140,9 @@ fn test(
             if options.marks && answers.unknown >> at & 1 == 0 {
                 match engines.flag(space, ids[at], member) {
                     Ok(Change::Changed) => {}
-                    // The id has fallen below the horizon since it was tested.
+                    // The id has fallen below the horizon since the test.
                     Ok(Change::Unknown) if options.below_is_unseen => {}
-                    // Another request has set the flag since it was tested.
+                    // Another request has set the flag since the test.
                     Ok(Change::Unchanged | Change::Unknown) => continue,
                     Err(error) => {
                         marked = Err(error.into());

@@ -88,8 +88,8 @@ fn dump(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Parses the options after the payload. Returns whether REPLACE and ABSTTL are set. The eviction
-/// options (IDLETIME, FREQ) are validated and ignored.
+/// Parses the options after the payload. Returns whether REPLACE and ABSTTL are set. Checks the
+/// eviction options (IDLETIME, FREQ) and ignores them.
 fn options(call: &Call<'_>) -> Result<(bool, bool), Refusal> {
     let (mut replace, mut absolute, mut idle, mut frequency) = (false, false, false, false);
     let mut words = call.args.from(4).iter();
@@ -292,7 +292,7 @@ fn pairs(
         }
         Ok(Vec::new())
     };
-    // After all members were added, the request runs again and writes its reply.
+    // When all members are added, the request runs again and writes its reply.
     call.suspension(work);
     Ok(())
 }

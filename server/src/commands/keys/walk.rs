@@ -84,7 +84,7 @@ pub(crate) fn refuse_many_keys(node: &Node) -> Outcome {
     Ok(())
 }
 
-/// Passes all matching keys to `take`. May pass a key twice.
+/// Passes all matching keys to `take`. Some keys may be passed twice.
 pub(crate) fn every_key(
     engines: &Engines,
     glob: Option<&[u8]>,

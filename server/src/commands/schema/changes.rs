@@ -1,7 +1,7 @@
 //! Changes of spaces, views and actions at run time.
 //!
-//! A change runs on another thread, because allocating memory for tables may take a long time. The
-//! reply waits until the change is durable in the log. Inside EXEC the change runs on the worker.
+//! A change runs on another thread, because allocating memory for tables may take long. The reply
+//! waits until the change is durable in the log. Inside EXEC the change runs on the worker.
 
 use crate::commands::call::Call;
 use dataset::catalogue::{Catalogue, EditError};
@@ -96,7 +96,7 @@ pub(crate) fn change(
         call.args.iter().take(SHOWN_WORDS).map(|word| Printable(word).to_string()).collect();
     let by = format!("{} by {}", words.join(" "), call.session.client.peer);
     if call.session.in_exec {
-        // The reply of EXEC waits for the log anyway, as after any write.
+        // The reply of EXEC waits for the log, as after any write.
         edit(&call.node, || Ok(()), change)?;
         call.reply.ok();
         return Ok(());

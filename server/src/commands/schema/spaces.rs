@@ -14,7 +14,7 @@ use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{NO_KEYS, Outcome, flag};
 use resp::Reply;
 
-/// Number of probes that TM.TABLES adds to each table. The counts accumulate over calls.
+/// Number of probes that TM.TABLES adds per table; the counts accumulate over calls.
 const CANARIES: u64 = 1 << 16;
 
 const SCHEMA: Group = Group::new("schema", "0.1.0", NO_KEYS);
@@ -205,7 +205,7 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
     } else if what.eq_ignore_ascii_case(b"WIDEN") {
         sized().map(|(name, width)| Alteration::Widen { name, width })
     } else if what.eq_ignore_ascii_case(b"NARROW") {
-        // The engine has one operation for both widening and narrowing.
+        // The engine uses the same operation to widen and to narrow.
         sized().map(|(name, width)| Alteration::Widen { name, width })
     } else if what.eq_ignore_ascii_case(b"DROP") {
         if call.args.len() != 5 {
@@ -248,7 +248,7 @@ fn alter(call: &mut Call<'_>) -> Outcome {
         let counter = format!("{}.{name}", space.name());
         refuse_event_target(call, &format!("counter '{counter}'"), |target| target == counter)?;
     }
-    // Pending changes will be encoded with the new schema, and may then exceed their reservations.
+    // Pending changes will be encoded with the new schema, so they may exceed their reservations.
     let Some(_room) = call.room_beside_none() else { return Ok(()) };
     let altered = call.node.current.alter(space.number(), &change);
     let schema = altered.map_err(|error| refuse!("ERR {error}"))?;

@@ -1,4 +1,4 @@
-//! XCLAIM and XAUTOCLAIM: assign pending entries to another consumer.
+//! XCLAIM and XAUTOCLAIM: transfer pending entries to another consumer.
 
 use super::group::{admitted, groups, hear_of, known, named};
 use super::{Log, MAX_ENTRIES, id, range::Bound};
@@ -35,7 +35,7 @@ struct Claim {
     key: Key,
     consumer: Vec<u8>,
     min_idle_ms: u64,
-    /// Delivery time to record for claimed entries.
+    /// Delivery time to record.
     time_ms: u64,
     now_ms: u64,
     times: Option<u64>,
@@ -186,7 +186,7 @@ fn xclaim(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Implements the option LASTID: advances the group's cursor if the id is greater.
+/// Option LASTID: advances the group's cursor if the id is greater.
 fn advance(node: Now<'_>, key: &Key, last: Id) -> Outcome {
     let is_ahead = |group: &Group| group.next.last() < last;
     if !groups(node).with(key, |group| group.is_some_and(|group| is_ahead(group))) {

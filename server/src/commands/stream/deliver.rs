@@ -1,4 +1,4 @@
-//! Delivery of entries by XREADGROUP: new entries of a group, or the pending entries of a consumer.
+//! Delivery by XREADGROUP: new entries of a group, or the pending entries of a consumer.
 
 use super::group::{admitted, groups, hear_of, named, no_key_or_group};
 use super::{Found, Log};
@@ -36,7 +36,7 @@ impl Member {
         no_key_or_group(key, &self.group, " in XREADGROUP with GROUP option")
     }
 
-    /// Creates the consumer if needed. Fails if the group does not exist.
+    /// Creates the consumer if needed; fails if the group does not exist.
     pub(super) fn hear_of(&self, node: Now<'_>, scope: Option<Scope>, key: &[u8]) -> Outcome {
         let scope = scope.ok_or_else(|| self.missing(key))?;
         groups(node).with(&self.key(scope), |group| {
@@ -44,7 +44,7 @@ impl Member {
         })
     }
 
-    /// Delivers entries that no consumer of the group has received yet.
+    /// Delivers entries that no consumer of the group has received.
     pub(super) fn deliver(
         &self,
         log: Log<'_>,
@@ -56,8 +56,7 @@ impl Member {
         let (node, key) = (log.node, self.key(scope));
         let delivering = groups(node).with(&key, |group| group.map(|g| g.delivering.clone()));
         let delivering = delivering.ok_or_else(|| self.missing(name))?;
-        // This lock serializes the deliveries of a group, so that consumers receive disjoint
-        // entries.
+        // Serializes deliveries of a group, so that consumers receive disjoint entries.
         let _one = delivering.lock();
         let begin =
             groups(node).with(&key, |group| group.map(|g| (g.next, g.place, g.pending.len())));

@@ -126,7 +126,7 @@ fn write_progress(log: Log<'_>, scope: Scope, group: &Group, reply: &mut Reply<'
     Ok(())
 }
 
-/// Writes a group in the format of XINFO STREAM FULL.
+/// Writes a group for XINFO STREAM FULL.
 fn write_whole(
     log: Log<'_>,
     scope: Scope,

@@ -43,7 +43,7 @@ const MOST_BYTES: usize = 4 << 20;
 /// Number of log bytes read between two checks that the client is still connected.
 const STEP_BYTES: u64 = 8 << 20;
 
-/// Error of commands that would change a stream.
+/// Refusal of commands that would change a stream.
 pub(crate) const READ_ONLY: Refusal =
     Refusal::fixed(b"ERR tm:changes is a read-only stream of the changes made by other commands");
 const INVALID_ID: Refusal =
@@ -58,7 +58,7 @@ fn scope(node: Now<'_>, key: &[u8]) -> Result<Option<Scope>, Refusal> {
     }
 }
 
-/// Parses COUNT. A value of 0 or less means the maximum.
+/// Parses COUNT where 0 or less means the maximum.
 fn count(text: Option<&[u8]>) -> Result<usize, Refusal> {
     let asked = text.map(integer).transpose()?.unwrap_or(0);
     let asked = usize::try_from(asked).unwrap_or(0);
@@ -195,7 +195,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Returns the number of log segments and the first offset of the log.
+    /// Returns the number of log segments and the log's first offset.
     fn reach(&self) -> Result<(usize, u64), Refusal> {
         let reach = self.node.changes.reach(&self.node.store, self.end);
         reach.map_err(|lost| refusal(&lost, "its start", None))

@@ -1,4 +1,4 @@
-//! XRANGE, XREVRANGE, XLEN, and stream commands that are refused.
+//! XRANGE, XREVRANGE, XLEN, and refused stream commands.
 
 use super::{Found, Log, MAX_ENTRIES, READ_ONLY, id, refusal, scope, write_entry};
 use super::{LENGTH_ITEMS, READ_COST, STREAM};
@@ -98,8 +98,8 @@ struct Range {
 }
 
 impl Range {
-    /// Parses the range. The inner `Err` means that the reply is empty: nil if true, an empty array
-    /// if false.
+    /// Parses the range. The inner `Err` means that the reply is empty: nil for true, an empty
+    /// array for false.
     fn read(call: &Call<'_>, is_reverse: bool) -> Result<Result<Range, bool>, Refusal> {
         let (low, high) = if is_reverse { (3, 2) } else { (2, 3) };
         let (low, high) = (call.args.at(low), call.args.at(high));
@@ -167,7 +167,7 @@ impl Range {
 
     fn down(&self, node: Now<'_>, reply: &mut Reply<'_>) -> Outcome {
         let log = Log::new(node);
-        // This fails if the log no longer contains the lower bound.
+        // Fails if the log no longer contains the lower bound.
         log.find(self.scope, self.start())?;
         let make = |id: Id, space: u32, change: Change<'_>| {
             let mut bytes = Vec::new();

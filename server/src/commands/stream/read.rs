@@ -45,7 +45,7 @@ pub(crate) const XREADGROUP: &[Command] = &[
         .cost(READ_COST),
 ];
 
-/// Maximum number of streams per request. It equals the maximum number of spaces.
+/// Maximum number of streams per request, equal to the maximum number of spaces.
 const MAX_STREAMS: usize = 256;
 
 const NOT_NEW: Refusal = Refusal::fixed(
@@ -94,7 +94,7 @@ struct ReadRequest {
     readings: Vec<Reading>,
     most: usize,
     until: Option<Instant>,
-    /// Position in the log that `$` denotes.
+    /// Log position that `$` denotes.
     end: Position,
     member: Option<Member>,
     /// Ticket in the wait queues of the groups, for a blocking XREADGROUP. The highest possible
@@ -173,7 +173,7 @@ fn xread(call: &mut Call<'_>) -> Outcome {
 }
 
 impl ReadRequest {
-    /// Reads the available entries. Returns the streams that have any.
+    /// Reads the available entries; returns the streams that have any.
     fn read(
         &mut self,
         log: Log<'_>,
@@ -189,7 +189,7 @@ impl ReadRequest {
                 let start = log.last(reading.scope)?.map_or(Start::End, Start::At);
                 reading.what = StartPosition::Behind(start, None);
             }
-            // Streams that do not fit into this reply are returned by the next call.
+            // The next call returns the streams that do not fit into this reply.
             let has_room = bytes < super::MOST_BYTES;
             match (&mut reading.what, &self.member) {
                 (StartPosition::Behind(start, place), _) => {
@@ -272,11 +272,11 @@ impl ReadRequest {
                     continue;
                 }
             }
-            // Wait for entries that follow those already read.
+            // Wait for entries after those that were read.
             client.blocked.begin(true);
             let demoted = async {
-                // A demotion unblocks only readers of groups, because replicas serve reads without
-                // groups.
+                // A demotion unblocks only readers of groups, because any replica serves reads
+                // without groups.
                 match self.member {
                     Some(_) => node.replication.demoted().await,
                     None => std::future::pending().await,
@@ -330,7 +330,7 @@ impl ReadRequest {
             reply.null_array();
             return;
         }
-        // The reply is a map in RESP3, and an array of pairs in RESP2.
+        // RESP3 uses a map, RESP2 an array of pairs.
         let is_map = reply.protocol() == Protocol::Resp3;
         if is_map {
             reply.map(found.len());

@@ -2,7 +2,7 @@
 
 pub(super) const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 pub(super) const MEMBERS: [&str; 4] = ["7", "8", "007", "x"];
-/// Existence space, action of that space, and field that the action increments.
+/// Existence space, its action, and the field that the action increments.
 pub(super) const FLAGS: [(&str, &str, usize); 2] = [("liked", "like", 0), ("read", "read", 3)];
 pub(super) const IDS: [u64; 16] = [
     0,
@@ -38,8 +38,8 @@ const VALUES: [&str; 14] = [
     "01",
     "",
 ];
-/// Commands that the second client does not send, because they need other threads or time, use
-/// files, or change users or spaces.
+/// Commands that the second client does not send. They need other threads or time, use files, or
+/// change users or spaces.
 pub(super) const LEFT_OUT: [&str; 20] = [
     "acl",
     "bgsave",
@@ -107,7 +107,7 @@ pub(super) const WORDS: [&str; 40] = [
     "LIST",
 ];
 
-/// Source of choices. It yields 0 once the input is exhausted.
+/// Source of choices; yields 0 after the end of the input.
 pub(super) struct Choices<'a>(pub(super) &'a [u8]);
 
 impl Choices<'_> {

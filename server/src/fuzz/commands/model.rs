@@ -36,7 +36,7 @@ type Token = (u64, Option<usize>, Vec<u8>);
 #[derive(Default)]
 pub(super) struct Model {
     rows: BTreeMap<u64, [i64; 4]>,
-    /// Set pairs of each space in [`FLAGS`].
+    /// Pairs of each space of [`FLAGS`].
     flags: [BTreeSet<(u64, Vec<u8>)>; 2],
     horizons: [u64; 2],
     /// Number of rows in the engines that the model does not track.
@@ -142,7 +142,7 @@ impl Model {
         (id >= self.horizons[flag]).then(|| self.flags[flag].contains(&(id, member.to_vec())))
     }
 
-    /// Sets or clears a pair, and returns the previous state of the pair.
+    /// Sets or clears a pair and returns its previous state.
     fn turn(&mut self, flag: usize, id: u64, member: &[u8], to: bool) -> Option<bool> {
         let before = self.is_set(flag, id, member)?;
         match to {
