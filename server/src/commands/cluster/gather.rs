@@ -2,9 +2,9 @@
 //! requests the other parts ([`peers`]), and merges the elements in the order of the ids.
 //!
 //! A part is the same command with fewer ids. The parts of all requests in a client's pipeline are
-//! sent together. The client's replies are held until every part has arrived or timed out; the
-//! worker serves other clients. If a part fails, the reply has an error for each of its ids. The
-//! whole page is refused only if all nodes refuse it.
+//! sent together. The replies to the client are held back until every part has arrived or timed
+//! out. In the meantime the worker serves other clients. If a part fails, the reply contains an
+//! error for each id of that part. The whole request is refused only if all nodes refuse it.
 //!
 //! A part lists its ids as separate arguments, even if the request packs them. PH.UNSEEN sends
 //! PH.EXISTS, or PH.ADD with MARK, and selects the ids itself. With MARK and LIMIT all ids must
@@ -36,7 +36,7 @@ use node::roles::node::Now;
 use resp::{Args, Protocol, Reply, RequestQueue, natural};
 use std::cell::LazyCell;
 
-/// Maximum number of requests of one client that wait for other nodes together.
+/// Maximum number of requests of one client that may wait for other nodes at the same time.
 const MAX_GATHERED_REQUESTS: usize = 512;
 
 /// Returns whether a request can be split into parts.
@@ -97,8 +97,8 @@ fn is_joined(of: Of, args: Args<'_>, node: Now<'_>) -> bool {
     of == Of::View && node.engines().view(args.at(1)).is_some_and(dataset::engines::View::is_joined)
 }
 
-/// Returns the slot of an argument's first id, and whether its other ids belong to the same shard.
-/// `None` means that the argument is an option.
+/// Returns the slot of an argument's first id, and whether the argument's other ids belong to the
+/// same shard. Returns `None` if the argument is an option.
 fn slot_of(word: &[u8], is_joined: bool, topology: &Topology) -> Option<(u16, bool)> {
     if natural(word).is_some() {
         return Some((of_text(word), true));
@@ -159,7 +159,8 @@ impl Plan {
                     break;
                 }
                 None => {
-                    // The word after MARK is an action's name, even if it looks like an id.
+                    // The argument after MARK is the name of an action, even if it looks like an
+                    // id.
                     let is_mark = of == Of::View && word.eq_ignore_ascii_case(b"MARK");
                     for option in at..(at + 1 + usize::from(is_mark)).min(args.len()) {
                         plan.options.push(option as u32);
@@ -171,7 +172,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns the part that contains a slot. `of_master` caches the parts found so far.
+    /// Returns the part that executes the ids of a slot. `of_master` caches the parts found so far.
     fn place(
         &mut self,
         slot: u16,
@@ -223,7 +224,7 @@ pub(crate) fn answer(
     let (number, spec) = separated.unwrap_or((number, spec));
     let mut plan = Plan::new(spec, args, session, node, &topology)?;
     plan.shape = match shape::own(spec, args, node.engines()) {
-        // This node's own part reports the error.
+        // If the layout is unknown on this node, its own part reports the error.
         Err(_) if session.is_coordinator => None,
         shape => shape?,
     };
@@ -274,8 +275,8 @@ fn unseen_options(spec: &Spec, args: Args<'_>) -> Result<Option<UnseenOptions>, 
     unseen::read_options(args, is_packed).map(Some)
 }
 
-/// Returns a request with packed ids, or PH.UNSEEN, as one with separate ids and one element per
-/// id. Returns `None` for other requests.
+/// Converts a request with packed ids, or a PH.UNSEEN request, to a request with separate ids and
+/// one element per id. Returns `None` for any other request.
 fn separate(
     spec: &Spec,
     args: Args<'_>,

@@ -67,7 +67,8 @@ pub(crate) const COMMANDS: &[Command] = &[
          below the horizon.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
 ];
 
-/// A page with more ids is checked against the output limit before it is built.
+/// Number of ids above which a page's size is compared with the output limit before the page is
+/// built.
 const LARGE_PAGE_IDS: usize = 4096;
 
 fn get(call: &mut Call<'_>) -> Answered {
@@ -187,8 +188,8 @@ fn write_page(
     Ok(())
 }
 
-/// Reads the page rows of some ids and returns unreadable rows with their errors. Returns `None` if
-/// the request must run again after its cold rows were read.
+/// Reads the page rows of some ids. Returns the rows that could not be read, with their errors.
+/// Returns `None` if the request must run again after its cold rows were read.
 fn read(
     call: &mut Call<'_>,
     view: &View,
@@ -260,7 +261,7 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
         } else if arg.eq_ignore_ascii_case(b"EXACT") {
             asked.exact = true;
         } else if arg.eq_ignore_ascii_case(b"MARK") {
-            // MARK may appear once, because the ACL check covers the first action only.
+            // MARK may appear only once, because the ACL check covers only the first action.
             if asked.mark.replace(at + 1).is_some() || at + 1 == call.args.len() {
                 return Err(Refusal::SYNTAX);
             }
@@ -289,8 +290,8 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
     Ok(())
 }
 
-/// Parses a compound entry such as `1001/77`: the id for the view itself, then one id per joined
-/// view.
+/// Parses a compound entry such as `1001/77`. The first id is for the view itself, and one id per
+/// joined view follows.
 fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
     let mut parts = text.split(|byte| *byte == b'/');
     let Scratch { ids, further, .. } = scratch;
@@ -315,12 +316,12 @@ fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// Refuses a page that would exceed the output limit before building it.
+/// Refuses a page that would exceed the output limit, before building the page.
 #[cold]
 fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
     let (engines, most) = (call.node.engines(), call.session.max_out_bytes);
     let views = std::iter::once(view).chain(engines.then(view));
-    // An integer element takes at least four bytes.
+    // An integer takes at least four bytes in a RESP reply.
     let least = |view: &View| {
         let (counters, flags) = (engines.columns(view).len(), view.flags());
         if binary { counters * 8 + flags } else { (counters + flags) * 4 }
@@ -336,7 +337,7 @@ pub(crate) fn too_long(most: usize) -> Refusal {
     refuse!("ERR the page exceeds {most} bytes (max_output_buffer)")
 }
 
-/// Returns the rows with an unreadable part, and their errors.
+/// Returns the rows of which some part could not be read, and their errors.
 #[cold]
 fn unreadable_rows(
     call: &Call<'_>,
@@ -357,9 +358,9 @@ fn unreadable_rows(
     refused
 }
 
-/// Executes an action for all ids. The page was read before, so it shows the previous state. If an
-/// id is refused (no memory), an error replaces its row. If the log accepts no changes, one error
-/// follows the last row.
+/// Executes an action for all ids of a page. The page was read before, so it shows the state before
+/// the action. If the change of an id is refused (no memory), an error replaces its row. If the log
+/// accepts no changes, one error follows the last row.
 #[inline]
 fn mark(
     call: &mut Call<'_>,
@@ -392,7 +393,7 @@ fn pages<'a>(scratch: &'a Scratch, view: &View) -> impl Iterator<Item = &'a Page
     std::iter::once(&scratch.page).chain(further.iter().map(|(_, page)| page))
 }
 
-/// Writes the rows read, and errors for the rows in `refused`.
+/// Writes the rows that were read, and errors for the rows in `refused`.
 fn write_rows(call: &mut Call<'_>, view: &View, rows: usize, refused: &[(usize, Refusal)]) {
     let page = &call.scratch.page;
     let most = call.session.max_out_bytes;
@@ -499,7 +500,7 @@ fn known(answer: Answer) -> Option<bool> {
     }
 }
 
-/// Appends the rows read in packed form.
+/// Appends the rows that were read, in packed form.
 fn pack_rows(scratch: &mut Scratch, view: &View, items: &Range<usize>) {
     let mut packed = std::mem::take(&mut scratch.packed);
     let width = |page: &Page| page.counters() * 8 + page.flags();
@@ -565,8 +566,8 @@ fn undo(call: &mut Call<'_>) -> Answered {
     })
 }
 
-/// Executes or undoes an action for each id. If an id is refused (no memory), the error becomes its
-/// element, because other ids may have changed already.
+/// Executes or undoes an action for each id. If the change of an id is refused (no memory), the
+/// error becomes the element of that id, because other ids may already have changed.
 fn change(
     call: &mut Call<'_>,
     one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,
@@ -574,8 +575,8 @@ fn change(
     let action = action(call.node.engines(), call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
     call.read_ids(3)?;
-    // The counters of the action may belong to several stripes. Lock all of them and log the group
-    // in one batch.
+    // The counters of the action may belong to several stripes. Lock all of these stripes, and log
+    // the group of changes in one batch.
     let _alone = if action.is_wide() && call.checked.is_none() {
         let part = call.part;
         let bytes = log_size::of(call.node.engines(), || std::iter::once(part))?;

@@ -1,5 +1,5 @@
-//! Flags by space, member and ids (PH.*). A command checks one member and many ids, as for a feed
-//! page.
+//! Commands on flags by space, member and ids (PH.*). A command tests one member with many ids, as
+//! a feed page does.
 
 use crate::commands::call::{Call, id};
 use crate::commands::command::{Command, Group, Run::Long};
@@ -59,7 +59,7 @@ pub(crate) fn no_ledger(space: &ExistenceSpace) -> Refusal {
     refuse!("ERR the space '{}' has no ledger: create a space with ledger exact", space.name())
 }
 
-/// Writes 1, 0, or nil for unknown.
+/// Writes 1 or 0, or nil if the state is unknown.
 pub(crate) fn write_change(reply: &mut Reply<'_>, change: Change) {
     match change {
         Change::Changed => reply.int(1),
