@@ -3,14 +3,15 @@
 //! Usually a post has one possible state. After a crash, a post has one possible state for each
 //! outcome that `fsync` allows. After an error ("the change is in memory and will be logged"), the
 //! states before and after the change are possible. A reply is correct if it matches a possible
-//! state. The model then discards the states that it does not match. No two commands change a post
-//! concurrently, so the order of changes is known.
+//! state. The model then discards the states that the reply does not match. No two commands change
+//! a post concurrently, so the order of changes is known.
 
 use crate::reply::Reply;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// With `everysec`, a crash may lose writes acknowledged within this time.
+/// With `everysec`, a crash may lose writes acknowledged later than this time before the last
+/// successful commit.
 pub(crate) const MAX_LOSS_SPAN: Duration = Duration::from_secs(1);
 
 /// Length of the history stored per row. Every read completes within this time.
@@ -25,10 +26,11 @@ pub(crate) enum Key {
     Extra(u32, u64),
 }
 
-/// Flags of a post, by [`Flag`].
+/// Names of a post's flags, indexed by [`Flag`].
 pub(crate) const FLAGS: [&str; 4] = ["like", "repost", "read", "seen"];
 
-/// Index of a flag. The first three belong to actions, whose counters equal the number of members.
+/// Index of a flag. The first three flags belong to actions, whose counters equal the number of
+/// members.
 pub(crate) type Flag = usize;
 pub(crate) const LIKE: Flag = 0;
 pub(crate) const REPOST: Flag = 1;
@@ -41,25 +43,26 @@ pub(crate) const RECYCLED: [Flag; 2] = [READ, SEEN];
 /// State of a row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct State {
-    /// Counters that are not the count of a flag.
+    /// Counters that do not count the members of a flag.
     counters: BTreeMap<String, i64>,
     members: [BTreeSet<u64>; FLAGS.len()],
-    /// Replies to increments with a token.
+    /// Reply to the increment with each token.
     tokens: BTreeMap<u32, i64>,
 }
 
 /// Effect of a command on one row, or the part of the row that it reads.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// FEED.ACT and FEED.UNDO; PH.ADD and PH.DEL. Replies whether anything changed.
+    /// Sets or clears a flag (FEED.ACT, FEED.UNDO, PH.ADD, PH.DEL). The reply shows whether the
+    /// flag changed.
     Set { flag: Flag, member: u64, on: bool },
     /// Adds to a counter. The reply is the new value.
     Add { field: String, delta: i64 },
-    /// [`Step::Add`], applied once per token.
+    /// Like [`Step::Add`], but applied only once per token.
     AddOnce { field: String, delta: i64, token: u32 },
     /// Sets a counter. The reply is not checked.
     Put { field: String, value: i64 },
-    /// Deletes the row and all flags that a view or an action associates with it.
+    /// Deletes the row and all flags that a view or an action associates with the row.
     Forget,
     /// Reads the row's entry of a page for this viewer.
     Page { viewer: u64 },
@@ -213,7 +216,7 @@ struct Row {
     /// Whether a reader has seen the effect of `asked`.
     shown: bool,
     /// Possible states before the first change with an error reply since the last successful
-    /// commit. A crash may restore them, even if a reader has seen the change.
+    /// commit. A crash may restore these states, even if a reader has seen the change.
     unlogged: States,
 }
 
@@ -277,7 +280,7 @@ impl Model {
         self.rows.keys().copied()
     }
 
-    /// Records a sent step. Returns the version of the row before it.
+    /// Records a sent step. Returns the version of the row before the step.
     pub(crate) fn ask(&mut self, key: Key, step: &Step) -> usize {
         let row = self.rows.entry(key).or_default();
         if step.changes() {

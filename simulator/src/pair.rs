@@ -38,8 +38,8 @@ impl World {
                 let is_up = self.link.cable.take().is_some();
                 self.counts.borrow_mut().cuts += u64::from(is_up);
             }
-            // In runs with ranges, startup takes longer and a replica can rarely replace its
-            // master.
+            // In runs with several id ranges, startup takes longer and a replica is rarely able to
+            // replace its master. Crash the master more often in these runs.
             96..=97 if self.link.is_fit.get() && self.workload.borrow().has_ranges() => {
                 self.disk().crash_after(Some(self.draw(1..30)));
             }
@@ -272,7 +272,8 @@ impl World {
         }
     }
 
-    /// `at` is 0 for the master and 1 for the replica.
+    /// Returns the replies of one machine to some commands. `at` is 0 for the master and 1 for the
+    /// replica.
     fn answers(&self, process: &Process, at: usize, some: &[Command]) -> Vec<Reply> {
         let machine = if at == 0 { self.leader.get() } else { 1 - self.leader.get() };
         let mut client = process.clients[0].borrow_mut();

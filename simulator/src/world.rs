@@ -1,6 +1,7 @@
 //! Main loop of a run. The seed is its only input.
 //!
-//! Long: steps and faults draw from the random number generator of the run, in a fixed order.
+//! Long: this file contains all steps and faults, because they draw from one random number
+//! generator in a fixed order.
 
 use crate::cable::ReplicaLink;
 use crate::client::{Client, PendingCommand, check};
@@ -35,9 +36,10 @@ pub(crate) struct Machine {
     pub(crate) config: Config,
     disk: RefCell<SimDisk>,
     pub(crate) process: RefCell<Option<Rc<Process>>>,
-    /// Number of syncs of its disk on the call stack.
+    /// Number of syncs of the machine's disk that are on the call stack.
     syncs: Arc<AtomicU32>,
-    /// Folder for the role, which is outside the simulated disk and does not fail.
+    /// Folder for the file with the node's role. The folder is outside the simulated disk and does
+    /// not fail.
     _folder: Option<TempDir>,
 }
 
@@ -47,7 +49,7 @@ pub(crate) struct World {
     pub(crate) elapsed: Cell<Duration>,
     /// Sum of all jumps of the wall clock.
     jumped_us: Cell<i64>,
-    /// One machine, or a master and its replica.
+    /// Machines of the run: a single one, or a master and its replica.
     machines: Vec<Machine>,
     /// Index of the master.
     pub(crate) leader: Cell<usize>,
@@ -62,7 +64,7 @@ pub(crate) struct World {
     is_quiet: Cell<bool>,
     /// Start of the last successful commit.
     committed: Cell<Duration>,
-    /// Value of `committed` at the end of the last process.
+    /// Value of `committed` when the last process ended.
     left: Cell<Duration>,
     /// Whether the catalogue has changed since the last snapshot.
     altered: Cell<bool>,
@@ -122,7 +124,8 @@ fn config(random: &mut fastrand::Rng) -> Config {
     config.existence.push(seen);
     let filter_seed = seeds::given("TIDEMARK_FILTER_SEED").unwrap_or(7);
     for space in &mut config.existence {
-        // With the lowest possible rate there is one false positive in about 5,000 runs.
+        // With the lowest possible false-positive rate, about one run in 5,000 has a false
+        // positive.
         (space.seed, space.false_positive_rate) = (filter_seed, 1e-7);
         space.pairs_per_table = random.u64(100..600);
         space.max_tables = random.usize(2..6);
@@ -167,7 +170,7 @@ impl Machine {
 }
 
 impl World {
-    /// `machines` is 1 or 2.
+    /// Creates a world with one machine, or with two for a master and its replica.
     pub(crate) fn new(seed: u64, machines: usize) -> Rc<World> {
         // Create the folders before seeding, because temporary names consume random numbers, and
         // more of them if a name exists.
@@ -270,7 +273,7 @@ impl World {
         &self.machines[self.leader.get()]
     }
 
-    /// The machine of the replica.
+    /// Returns the machine of the replica.
     pub(crate) fn other(&self) -> &Machine {
         &self.machines[1 - self.leader.get()]
     }
@@ -665,7 +668,7 @@ impl World {
         self.model.borrow_mut().crash(self.elapsed.get(), self.committed.get(), exact);
     }
 
-    /// All changes acknowledged after `then` may be lost.
+    /// Tells the model that all changes acknowledged after `then` may be lost.
     pub(crate) fn drop_acknowledged_since(&self, then: Duration) {
         self.left.set(then + MAX_LOSS_SPAN);
         self.model.borrow_mut().crash(self.elapsed.get(), then + MAX_LOSS_SPAN, false);
@@ -784,7 +787,7 @@ impl World {
     }
 }
 
-/// Included in the report of a failed run.
+/// Formats the state for the report of a failed run.
 impl std::fmt::Display for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "at {:?}: {:?}", self.elapsed.get(), self.counts.borrow())

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Lineage, term and number together identify the contents of a segment. Only one node writes under
-//! a term, it uses each number once, and a replica's log equals its master's. Diverged histories
-//! therefore have separate folders. A file that already has the expected length need not be copied
-//! again.
+//! a term, and it uses each segment number once. A replica's log is identical to its master's.
+//! Diverged histories therefore have separate folders. A file that already has the expected length
+//! need not be copied again.
 //!
 //! A segment is final once its successor has a batch. No node writes to it again (log.rs, L5), and
 //! a replica removes only empty segments (replica_log.rs). Final segments are hard links where
@@ -66,7 +66,7 @@ impl Archive {
         let disk = store.disk();
         let mut heads = Vec::new();
         let mut wanted = durable.segment;
-        // Reads the heads from the newest segment back to the last archived one.
+        // Read the segment headers backward, from the newest segment to the last archived one.
         while let Some(head) = segments_back(&**disk, wanted, 1)?.pop() {
             heads.push(head);
             wanted = head.previous;
@@ -138,7 +138,7 @@ impl Archive {
         for (folder, _) in folders_in(&self.folder) {
             let names = RealDisk::open(&folder).and_then(|disk| disk.list());
             for name in names.map_err(|e| Error::io(&folder, "listing", e))? {
-                // Includes temporary files of a killed process.
+                // Also remove temporary files of a killed process.
                 let whole = name.strip_suffix(TEMPORARY).unwrap_or(&name);
                 let is_newest = self.newest_segment.is_some_and(|newest_segment| {
                     folder.ends_with(folder_name(&newest_segment.head))

@@ -27,7 +27,7 @@
 //! 4. `sequence` equals the preceding one plus one;
 //! 5. `chain` matches.
 //!
-//! The two checksums serve recovery (replay.rs). By `check` and `previous`, a reader recognises a
+//! Recovery (replay.rs) needs both checksums. With `check` and `previous`, a reader can recognise a
 //! valid batch after damaged bytes. Its `unsynced` field then shows whether those bytes were
 //! durable, which distinguishes damage from a torn tail.
 
@@ -111,7 +111,7 @@ impl BatchHead {
     }
 }
 
-/// Location of a batch; its checksums cover the location.
+/// Location of a batch. The checksums of the batch cover its location.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchLocation {
     pub(crate) lineage: Lineage,
@@ -177,7 +177,7 @@ pub(crate) fn read_head(bytes: &[u8], place: &BatchLocation) -> Option<BatchHead
     (head.body_bytes as usize <= MAX_BODY_BYTES).then_some(head)
 }
 
-/// Decodes the fields without verification.
+/// Decodes the fields of a batch head without verification.
 pub(crate) fn fields(bytes: &[u8]) -> BatchHead {
     BatchHead {
         body_bytes: u32_at(bytes, 0),

@@ -30,11 +30,11 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Sleep;
 
-/// Bytes per read: twice Redis's 16 KiB. A read and a write of the socket cost as much as ten likes
-/// (FEED.ACT). With half this size a like is 5% slower. The requests of a full buffer take less
-/// than a millisecond.
+/// Number of bytes per read from the socket, twice Redis's 16 KiB. One read and one write of the
+/// socket cost as much as ten likes (FEED.ACT). With half this size, a like is 5% slower. The
+/// requests in a full buffer take less than a millisecond.
 const READ_BYTES: usize = 32 << 10;
-/// Maximum capacity of an empty input buffer that a connection does not release.
+/// Capacity in bytes up to which a connection keeps an empty input buffer.
 const KEPT_INPUT_BYTES: usize = 2 << 10;
 /// Input buffers above this capacity shrink once they are less than a quarter full.
 const LARGE_INPUT_BYTES: usize = 64 << 10;
@@ -87,11 +87,12 @@ pub(crate) struct Connection {
     written: usize,
     /// Whether TLS has buffered bytes that the socket did not accept.
     unflushed: bool,
-    /// Set while the output buffer is full. Restarts when the client reads some bytes.
+    /// Timer that runs while the output buffer is full. The timer restarts whenever the client
+    /// reads some bytes.
     reader_deadline: Option<Pin<Box<Sleep>>>,
     held: Option<HeldReplies>,
     /// Timer of the next check for a disconnected client. Reused by later iterations, because with
-    /// fsync `always` every iteration with a write waits some milliseconds.
+    /// fsync `always` every iteration with a write waits for a few milliseconds.
     client_check_timer: Option<Pin<Box<Sleep>>>,
     /// Whether the last iteration delivered messages instead of reading requests.
     had_messages: bool,
@@ -149,8 +150,8 @@ impl Connection {
 
     /// Serves the client until either side closes the connection.
     pub(crate) async fn serve(mut self) {
-        // Register the waker first, because another client may redirect invalidations to this one
-        // before the first poll.
+        // Register the waker first, because another client may redirect invalidations to this
+        // client before the first poll.
         poll_fn(|cx| {
             self.processor.session.client.inbox.set_waker(cx.waker());
             Poll::Ready(())
@@ -185,7 +186,7 @@ impl Connection {
         let _ = tokio::time::timeout(Duration::from_millis(250), drop_rest).await;
     }
 
-    /// Drops state of the previous data set if a full sync has replaced it.
+    /// Drops state that belongs to the previous data set if a full sync has replaced that data set.
     #[inline]
     fn drop_replaced_state(&mut self, node: &Node) {
         if self.generation != node.generation {
@@ -381,7 +382,7 @@ impl Connection {
             }
             Err(text) => {
                 // The writes may not survive a crash. The connection does not know which replies
-                // belong to writes, so it replaces all of them by errors.
+                // belong to writes, so it replaces all of them with errors.
                 out.truncate(self.processor.kept_out);
                 self.processor.fail(&text);
                 for _ in 0..replies {
@@ -410,8 +411,8 @@ impl Connection {
         self.had_messages
     }
 
-    /// Executes the requests in `bytes` and stores an incomplete last one. Returns an error if it
-    /// exceeds `max_query_buffer`.
+    /// Executes the complete requests in `bytes` and stores the incomplete request after them, if
+    /// any. Returns an error if the unprocessed input exceeds `max_query_buffer`.
     fn receive(
         &mut self,
         node: &Arc<Node>,
@@ -443,8 +444,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns `Ready` if the client of a suspended request has disconnected. The request is then
-    /// dropped without an effect.
+    /// Returns `Ready` if the client of a suspended request has disconnected. The connection then
+    /// closes, and the request has no effect.
     fn check_client(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let client_check_timer = self
             .client_check_timer
@@ -484,7 +485,7 @@ impl Connection {
         self.publish_sizes();
     }
 
-    /// Updates the buffer sizes that CLIENT LIST shows and the memory limit includes.
+    /// Updates the buffer sizes that CLIENT LIST shows and that count toward the memory limit.
     fn publish_sizes(&self) {
         let Session { client, transaction, .. } = &self.processor.session;
         let queued = transaction.as_ref().map_or(0, |transaction| transaction.bytes());
@@ -565,7 +566,7 @@ impl Connection {
 }
 
 /// Returns whether replies to writes must wait for an fsync (policy `always`, or a commit thread
-/// that is behind) or for room in the log's queue. A write that changes nothing also waits while
+/// that is behind) or for space in the log's queue. A write that changes nothing also waits while
 /// the earlier write of the same value is not durable.
 fn must_hold(node: &Node, ticket: store::Ticket) -> bool {
     let durability = &node.durability;

@@ -32,7 +32,7 @@ impl Local {
         })
     }
 
-    /// Executes complete requests, none of which may wait, and returns their replies.
+    /// Executes complete requests and returns their replies. Panics if a request suspends.
     pub fn turn(&mut self, requests: &[u8]) -> &[u8] {
         self.turn.out.clear();
         let used = self.turn_on(requests);
@@ -41,8 +41,8 @@ impl Local {
     }
 
     /// Executes requests that may wait for cold rows or other nodes. Requires a current-thread
-    /// runtime. An instrumentation test counts the polls of `turn_end`. A pending reply polls it
-    /// twice: once at the start and once when the data has arrived.
+    /// runtime. An instrumentation test counts the polls of `turn_end`. For each pending reply,
+    /// `turn_end` is polled twice: once at the start and once when the data has arrived.
     pub async fn answers(&mut self, requests: &[u8]) -> &[u8] {
         self.turn.out.clear();
         let mut at = 0;
@@ -59,8 +59,7 @@ impl Local {
         &self.turn.out
     }
 
-    /// Executes requests up to the first one that has to wait; returns the number of bytes
-    /// consumed.
+    /// Executes requests until one of them has to wait. Returns the number of bytes consumed.
     #[inline(never)]
     fn turn_on(&mut self, requests: &[u8]) -> usize {
         let mut at = 0;

@@ -22,16 +22,16 @@ use std::time::{Duration, Instant};
 use store::time;
 use tokio::sync::mpsc;
 
-/// Probes of one existence space per millisecond of sleep of the maintenance thread. Spaces
-/// alternate, so the total is 5,000 probes per second, which take 0.1% of a core. Probing stops
-/// when every false-positive rate has been measured.
+/// Number of canary lookups for each millisecond that the maintenance thread sleeps. The lookups
+/// alternate among existence spaces, so the total is 5,000 lookups per second, which take 0.1% of a
+/// core. Lookups stop when every false-positive rate has been measured.
 const CANARIES_PER_MS: u64 = 5;
 /// Interval between searches for tables without recent writes.
 const QUIET_TABLE_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval between checks for counter tables to retire.
 const RETIRE_EVERY: Duration = Duration::from_secs(1);
-/// Blocking threads per worker for slow commands (statistics, digests, merges). More commands wait
-/// in a queue, so that they do not delay pages.
+/// Number of blocking threads per worker for slow commands (statistics, digests, merges).
+/// Additional slow commands wait in a queue, so that they do not delay page requests.
 const SLOW_THREADS: usize = 2;
 
 pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpListener> {
@@ -228,7 +228,7 @@ async fn accept(
                     }
                 }
                 before = (now, totals);
-                // A dead replica does not report its lag, so check it here.
+                // A dead replica does not report its lag, so check the lag here.
                 host.replication.judge(&host.config());
                 let (idle_s, handshake_s) = {
                     let config = host.config();
@@ -474,10 +474,10 @@ impl Maintenance {
         engines.into_iter().for_each(|engines| self.sharing.step(node, engines));
         if let Some(engines) = engines.filter(|engines| engines.maintain()) {
             self.backoff.worked();
-            // Yield the core, or a worker with a page request would wait for the next scheduler
-            // tick (see dataset/src/cpu_throttle.rs). Do not sleep during a table rewrite: every
-            // lookup then searches two tables, and pages took 80 times as long when this thread
-            // slept.
+            // Yield the core. Otherwise a worker with a page request would wait for the next
+            // scheduler tick (see dataset/src/cpu_throttle.rs). Do not sleep during a table
+            // rewrite: every lookup then searches two tables, and pages took 80 times as long when
+            // this thread slept.
             if !engines.has_waiters() {
                 std::thread::yield_now();
             }

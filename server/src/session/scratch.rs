@@ -15,16 +15,16 @@ pub(crate) struct Scratch {
     pub(crate) answers: Vec<::phantom::Answer>,
     pub(crate) changes: Vec<::counter::Change>,
     pub(crate) page: Page,
-    /// For entries with several ids: the further ids of all entries, and the page that was read for
-    /// them.
+    /// For page entries with several ids. Each element contains one additional id of every entry,
+    /// and the page that was read for these ids.
     pub(crate) further: Vec<(Vec<u64>, Page)>,
     pub(crate) asked: Asked,
     pub(crate) unseen: Unseen,
     /// Number of elements announced in the reply's header.
     pub(crate) elements: usize,
-    /// Items counted so far, for integer replies.
+    /// Number of items counted so far, for integer replies.
     pub(crate) count: usize,
-    /// First unreadable row, for integer replies.
+    /// Error about the first unreadable row, for integer replies.
     pub(crate) unreadable: Option<WriteError>,
     /// Rows of a packed page that takes several handler calls.
     pub(crate) packed: Vec<u8>,
@@ -51,8 +51,8 @@ impl Scratch {
 pub(crate) struct Asked {
     pub(crate) binary: bool,
     pub(crate) exact: bool,
-    /// Position of packed ids (`IDS packed`).
+    /// Argument index of the packed ids (`IDS packed`).
     pub(crate) packed: Option<usize>,
-    /// Position of the action's name after MARK.
+    /// Argument index of the action's name after MARK.
     pub(crate) mark: Option<usize>,
 }

@@ -15,7 +15,7 @@ pub(crate) type SuspendResult = Result<Vec<u8>, Refusal>;
 pub(crate) enum Suspension {
     #[default]
     Nothing,
-    /// The command has requested this work, which has not started.
+    /// The command has requested this asynchronous work, which has not started yet.
     Asked(Pin<Box<dyn Future<Output = SuspendResult> + Send>>),
     Away(oneshot::Receiver<SuspendResult>),
     /// The command needs cold rows that are not in memory.
@@ -92,8 +92,8 @@ mod tests {
     use node::roles::{Master, Order};
     use std::time::Duration;
 
-    /// A group of changes waits for room in the log, which another writer has filled. Meanwhile the
-    /// disk fails, or the node becomes a replica.
+    /// A group of changes waits for room in the log, which another writer has filled. In the
+    /// meantime the disk fails, or the node becomes a replica.
     #[tokio::test]
     async fn request_waiting_for_log_room_fails_without_a_trace() {
         let begun = [

@@ -485,7 +485,7 @@ mod tests {
             let values: Vec<i64> = (0..n * columns).map(|_| value(&mut rng)).collect();
             assert!(round_trip(&ids, &values, columns) > 0, "round {round}");
         }
-        // Rows of zero bits, and columns far from 0.
+        // Test rows that take zero bits each, and columns with values far from 0.
         assert_eq!(round_trip(&(0..5000).collect::<Vec<_>>(), &[0; 5000], 1), MAX_BLOCK_ROWS);
         let far: Vec<i64> = (0..5000).map(|i| 1_700_000_000_000 + i % 7).collect();
         assert!(round_trip(&(0..5000).collect::<Vec<_>>(), &far, 1) == MAX_BLOCK_ROWS);

@@ -55,7 +55,7 @@ pub const BLOCK_BYTES: usize = 4096;
 /// Format version of page files; no other is read.
 pub const COLD_VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"TIDECOLD";
-/// Maximum number of pages: 256 GiB.
+/// Maximum number of pages in a file. This many pages take 256 GiB.
 const MAX_PAGES: u64 = 1 << 26;
 /// Maximum length of a note in bytes.
 const MAX_NOTE_BYTES: u64 = 1 << 30;
@@ -229,7 +229,7 @@ impl PageWriter {
         self.tag.high = high;
     }
 
-    /// Returns the number of bytes so far, for rate limits.
+    /// Returns the size of the file so far in bytes, for rate limits.
     pub fn bytes(&self) -> u64 {
         self.draft.bytes() + self.sums.len() as u64
     }

@@ -31,7 +31,7 @@ use crate::manifest::FileEntry;
 
 /// Number of buffered rows at which the writer removes the rows that are already in blocks.
 const MAX_BUFFERED_ROWS: usize = 2 * MAX_BLOCK_ROWS;
-/// Length of the note up to the index.
+/// Length of the note up to the index, in bytes.
 const NOTE_HEADER_BYTES: usize = 28;
 
 /// Metadata of a file of rows.
@@ -292,12 +292,12 @@ impl ColdWriter {
         if self.ids.len() - self.used >= MAX_BLOCK_ROWS { self.pack() } else { Ok(()) }
     }
 
-    /// Returns the number of rows so far.
+    /// Returns the number of rows added so far.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Returns the number of bytes so far, for rate limits.
+    /// Returns the size of the file so far in bytes, for rate limits.
     pub fn bytes(&self) -> u64 {
         self.pages.bytes()
     }
