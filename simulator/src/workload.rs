@@ -68,7 +68,7 @@ pub(crate) struct Catalogue {
     /// Space that the workload creates and drops.
     pub(crate) extra: Option<u32>,
     pub(crate) is_renamed: bool,
-    /// Number in the next new name. Names are never reused.
+    /// Number of names created so far. It becomes part of each new name, so that no name is reused.
     next_name: u32,
     /// Added and dropped fields, with the time of the reply.
     pub(crate) altered: BTreeMap<String, Duration>,

@@ -125,7 +125,7 @@ impl Draft {
         format!("{}{TEMPORARY}", self.name)
     }
 
-    /// Runs an operation on the file, with the pending piece.
+    /// Runs an operation that receives the file and the write buffer.
     ///
     /// A failure removes the file, because a later successful sync would not cover the lost bytes.
     fn attempt(
@@ -201,7 +201,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Returns the number of bytes so far, including the head.
+    /// Returns the size of the file so far in bytes, including the head.
     pub(crate) fn bytes(&self) -> u64 {
         self.written + self.buffer.bytes().len() as u64
     }

@@ -111,7 +111,7 @@ pub struct LogStats {
     pub healed: u64,
 }
 
-/// Result of recovery: the position and the metadata to continue the log with.
+/// Result of recovery: the position at which the log continues, and its metadata.
 #[derive(Debug)]
 pub(crate) struct LogResume {
     pub(crate) lineage: Lineage,

@@ -45,8 +45,8 @@ pub const MANIFEST: &str = "tidemark.manifest";
 /// Name of the file that marks a folder as a backup (backup.rs).
 pub const BACKUP: &str = "tidemark.backup";
 
-/// Format version, the only one that this release reads. Version 4 introduced a common container
-/// for cold files.
+/// Format version of the manifest. This release reads no other version. Version 4 introduced a
+/// common container for cold files.
 pub const MANIFEST_VERSION: u32 = 4;
 
 /// Maximum number of files in a manifest. 100,000 lines take about 10 MB.
@@ -60,7 +60,7 @@ const MAX_FILE_BYTES: u64 = 1 << 44;
 /// Purpose of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Loaded at start.
+    /// Loaded at startup.
     Snapshot,
     /// Opened at startup and read on demand.
     Cold,

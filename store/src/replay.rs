@@ -6,7 +6,8 @@
 //! contains no acknowledged write.
 //!
 //! **Batches.** Recovery reads all valid batches in order. A segment with a successor must be valid
-//! exactly up to the successor's base. The newest one ends at its first invalid batch, at byte P:
+//! exactly up to the successor's base. The newest segment ends at its first invalid batch, at byte
+//! P:
 //!
 //! | after P | verdict |
 //! |---|---|
@@ -77,7 +78,7 @@ pub(crate) fn find_path(
     loop {
         let Some((&number, below)) = rest.split_last() else {
             return match wanted {
-                None if start == Position::START => Ok(path), // only unfinished ones
+                None if start == Position::START => Ok(path), // only unfinished segments
                 None => Err(Error::corrupt(first, 0, "no later segment has a valid header")),
                 Some(next) => Err(missing(disk, &next)),
             };
@@ -311,7 +312,7 @@ pub(crate) struct BatchReader {
 }
 
 impl BatchReader {
-    /// Begins at `start`, or at the first batch.
+    /// Creates a reader that begins at `start`, or at the first batch.
     pub(crate) fn new(
         file: Box<dyn DiskFile>,
         path: PathBuf,
@@ -471,7 +472,7 @@ pub type ApplyBatch<'a> = dyn FnMut(&BatchHead, &[u8]) -> std::result::Result<()
 pub struct End {
     /// Position after the last valid batch.
     pub position: Position,
-    /// Size in bytes of the torn tail after it.
+    /// Size in bytes of the torn tail after `position`.
     pub torn_bytes: u64,
     /// Number of replayed batches.
     pub batches: u64,

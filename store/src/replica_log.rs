@@ -1,7 +1,7 @@
 //! Log of a replica: the master's batches, byte for byte, in segments of the same numbers.
 //!
-//! So a position is valid on all nodes. A replica can resume from any node, and after a promotion
-//! other replicas can resume from it. The replica's log must equal the master's exactly:
+//! A position is therefore valid on all nodes. A replica can resume from any node, and after a
+//! promotion other replicas can resume from it. The replica's log must equal the master's exactly:
 //!
 //! - **F1** Before an append the replica verifies that the batch follows the last one, by sequence
 //!   number and chain value.
@@ -55,7 +55,8 @@ impl ReplicaLog {
                     format!("missing, but the log must continue at {end}"),
                 ));
             }
-            // An interrupted creation of the first segment, which recovery has skipped.
+            // The creation of the first segment was interrupted, and recovery has skipped the
+            // segment.
             true if end == Position::START && read_segment_head(&*disk, end.segment)?.is_err() => {
                 let name = segment_name(end.segment);
                 disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;

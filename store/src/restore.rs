@@ -112,8 +112,8 @@ pub fn plan(
     Ok(RestorePlan { backup, end, time_ms, bytes, goes_on, manifest, disk, segments })
 }
 
-/// Error for a target after the end of the log. `newest` is an existing segment that is not
-/// connected to it.
+/// Error for a target after the end of the log. `newest` is an existing segment that does not
+/// continue this log.
 fn missing(end: &Position, newest: Option<u64>, what: &str) -> Error {
     let gap = newest.map_or(String::new(), |segment| {
         format!("; segment {segment} exists, but segments before it are missing")

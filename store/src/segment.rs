@@ -81,7 +81,7 @@ pub struct SegmentHead {
 /// Reason why bytes are not a valid segment header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadHead {
-    /// Shorter than a header.
+    /// The file is shorter than a header.
     Short,
     /// Wrong magic: another kind of file, or damage.
     Magic,

@@ -148,12 +148,12 @@ impl SnapshotFileWriter {
         self.draft.sync_if_much()
     }
 
-    /// Returns the number of bytes so far, for rate limits.
+    /// Returns the size of the file so far in bytes, for rate limits.
     pub fn bytes(&self) -> u64 {
         self.draft.bytes()
     }
 
-    /// Returns the number of rows so far.
+    /// Returns the number of rows written so far.
     pub fn rows(&self) -> u64 {
         self.rows
     }

@@ -211,7 +211,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Returns the manifest being staged.
+    /// Returns the manifest of the data set that is being fetched.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -302,7 +302,7 @@ impl Staging {
         .map(Some)
     }
 
-    /// Returns the staged log. It is empty at first, and again after the link was cut.
+    /// Returns the staged log. The log is empty at first, and again after the link was cut.
     pub fn log(&mut self) -> Result<&mut ReplicaLog> {
         if self.log.is_none() {
             for name in list(&*self.staged_disk)? {

@@ -485,7 +485,7 @@ impl Store {
     /// The new files must be complete and synced under their final names. The caller may delete the
     /// removed files after this call, once no reader has them open. `durable` is an offset up to
     /// which the log is durable, at least as far as the new files' contents. A later startup
-    /// rejects a log that ends before it. 0 leaves the recorded offset unchanged.
+    /// rejects a log that ends before it. A `durable` of 0 leaves the recorded offset unchanged.
     pub fn replace_files(
         &self,
         add: Vec<FileEntry>,
@@ -541,8 +541,8 @@ impl Store {
     /// May run concurrently with a snapshot. Must not run while a thread has a written and
     /// unpublished cold file.
     pub fn trim(&self) -> Result<()> {
-        // Read both under their locks. A snapshot that is being published is then in one of the
-        // two. A snapshot that begins later has a higher number.
+        // Read the unfinished snapshots and the manifest under both locks. A snapshot that is being
+        // published is then in one of the two. A snapshot that begins later has a higher number.
         let (building, manifest) = {
             let building = self.building.lock();
             let manifest = self.manifest.lock();
@@ -611,8 +611,8 @@ impl Store {
         for name in names.iter().filter(|n| n.ends_with(TEMPORARY) && is_ours(n)) {
             self.remove(name)?;
         }
-        // Files of an uncommitted snapshot or spill, or replaced by a merge. They must be deleted,
-        // because their numbers will be reused.
+        // These files belong to an uncommitted snapshot or spill, or were replaced by a merge. They
+        // must be deleted, because their numbers will be reused.
         let manifest = self.manifest().clone();
         for name in names
             .iter()
@@ -639,8 +639,8 @@ impl Store {
         Ok(segment_numbers(&*self.disk)?.first().copied())
     }
 
-    /// Follows the log back from `limit` to the first segment of the lineage; `None` if that is
-    /// missing.
+    /// Follows the log back from `limit` to the first segment of the lineage; `None` if that
+    /// segment is missing.
     ///
     /// The oldest file may be a different one, because an interrupted creation of the first segment
     /// leaves a file that no segment continues.

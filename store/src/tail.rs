@@ -1,7 +1,7 @@
 //! Reader that follows the log while it is written; the source of the replication stream.
 //!
 //! A [`Tail`] begins at any position between two batches and reads up to a limit, usually the
-//! durable end of the log. It uses one read buffer, regardless of its lag. As in recovery, a
+//! durable end of the log. A tail uses one read buffer, regardless of its lag. As in recovery, a
 //! segment ends at its successor's base. The tail returns the bytes of the log unchanged. A
 //! replica's log is therefore identical to the master's, and a position is valid on both.
 

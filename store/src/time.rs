@@ -57,7 +57,7 @@ pub fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
 }
 
-/// Milliseconds since `then` by the monotonic clock.
+/// Returns the milliseconds since `then` by the monotonic clock.
 pub fn elapsed_ms(then: Instant) -> u64 {
     u64::try_from(since(then).as_millis()).unwrap_or(u64::MAX)
 }

@@ -155,7 +155,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         result
     }
 
-    /// Whether to report a failure. Retries fail several times per second, each with another
+    /// Whether to report a failure. Retries fail several times per second, each with a different
     /// segment number in the message.
     fn should_report(&mut self, error: &Error, now: Instant) -> bool {
         self.reported.retain(|(_, at)| now.saturating_duration_since(*at) < REPORT_INTERVAL);
@@ -283,7 +283,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         let committer = self.committer;
         let mut joined = committer.joined.lock();
         if !joined.stripes.contains(&index) {
-            // This stripe was already read together with another joined one.
+            // This stripe was already read together with another joined stripe.
             joined.stripes.push(index);
         }
         for (index, stripe) in self.hold_joined(&mut joined) {
@@ -434,7 +434,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 source.collect(&self.taken[start..]);
                 self.spans.push((index, self.taken.len(), true));
             }
-            // Also visit keys that were marked later.
+            // Visit the stripe again for the keys that were marked later.
             self.waiting.push(index);
         }
     }
@@ -449,7 +449,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     fn put_back(&mut self) {
         let mut start = 0;
-        // Groups stay joined.
+        // Atomic groups stay joined, so that the next round logs each of them in one batch.
         let mut joined = self.committer.joined.lock();
         joined.units.append(&mut self.units);
         joined.bytes += std::mem::take(&mut self.reserved);

@@ -18,13 +18,14 @@ const MAX_UNSYNCED_MS: u64 = 1000;
 /// When the commit thread syncs an appended batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncPolicy {
-    /// Immediately. Replies wait for the sync.
+    /// The thread syncs each batch immediately, and replies wait for the sync.
     Always,
-    /// Within a second. Replies only wait if the disk is slower ([`Committer::is_late`]), so a
-    /// power cut or kill loses at most the last second of acknowledged writes.
+    /// The thread syncs within a second. Replies wait only if the disk is slower
+    /// ([`Committer::is_late`]), so a power cut or kill loses at most the last second of
+    /// acknowledged writes.
     EverySecond,
-    /// When the operating system writes the pages, after `unsynced_bytes` bytes, and at each new
-    /// segment.
+    /// The operating system decides when to write the pages. The thread syncs only after
+    /// `unsynced_bytes` bytes and at each new segment.
     No,
 }
 
@@ -71,13 +72,14 @@ pub struct Committer<K> {
     pub(super) options: CommitOptions,
     pub(super) stripes: Box<[AlignedStripe<K>]>,
     pub(super) visibility_table: VisibilityTable,
-    /// Stripes to read together. A thread that locks several stripes locks this first.
+    /// Stripes that the next round reads together. A thread that locks several stripes locks this
+    /// first.
     pub(super) joined: Mutex<Joined<K>>,
     /// Bytes reserved for atomic groups that are not appended yet.
     pub(super) reserved: AtomicUsize,
     /// One bit per stripe that may have keys.
     pub(super) dirty: Box<[AtomicU64]>,
-    /// Round by which a mark made now is logged.
+    /// Number of the next round. A mark made now is logged in that round or an earlier one.
     pub(super) round: AtomicU64,
     /// Highest ticket of all marks.
     pub(super) last_marked: AtomicU64,
@@ -90,7 +92,7 @@ pub struct Committer<K> {
     pub(super) origin: Instant,
     pub(super) health: AtomicU8,
     pub(super) crowded: AtomicBool,
-    /// Number of keys in stripes that have many.
+    /// Number of pending keys, counting only stripes with many keys.
     pub(super) queued: AtomicUsize,
     /// The [`SyncPolicy`], as a number.
     pub(super) policy: AtomicU8,
@@ -132,7 +134,8 @@ pub struct CommitStats {
     pub syncs_by_us: [u64; SYNC_CLASSES],
 }
 
-/// Length of [`CommitStats::syncs_by_us`]. The last class counts all syncs above four seconds.
+/// Length of [`CommitStats::syncs_by_us`]. The last bucket counts all syncs that took longer than
+/// four seconds.
 pub(super) const SYNC_CLASSES: usize = 24;
 
 impl<K> std::fmt::Debug for Committer<K> {
@@ -248,7 +251,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.policy() == SyncPolicy::EverySecond && self.is_late_at(time::now())
     }
 
-    /// [`is_late`](Committer::is_late) at a given time, for a simulated clock.
+    /// Like [`is_late`](Committer::is_late), but for a given time, for a simulated clock.
     pub fn is_late_at(&self, now: Instant) -> bool {
         self.policy() == SyncPolicy::EverySecond
             && self.millis(now) >= self.unsynced_since_ms.load(Ordering::Relaxed) + MAX_UNSYNCED_MS
@@ -338,7 +341,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.last_marked.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
     }
 
-    /// Prepares another [`run`](Committer::run). Before this call, waits for a commit fail
+    /// Prepares another [`run`](Committer::run). Until this call, all waits for a commit fail
     /// immediately.
     pub fn reopen(&self) {
         let mut pending_requests = self.pending_requests.lock();
@@ -360,7 +363,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.stop();
     }
 
-    /// Sets [`health`](Committer::health) until the next round. Used by a caller without a log.
+    /// Sets [`health`](Committer::health) until the next round. For callers that have no log.
     pub fn set_health(&self, health: Health) {
         let code = match health {
             Health::Good => 0,

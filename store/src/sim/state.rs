@@ -60,7 +60,7 @@ pub(super) enum NameChange {
     Remove(String),
 }
 
-/// Activity of other threads while a file is synced.
+/// Callback that simulates the activity of other threads while a file is synced.
 #[derive(Clone, Default)]
 pub(super) struct ConcurrentAction(pub(super) Option<Arc<dyn Fn() + Send + Sync>>);
 

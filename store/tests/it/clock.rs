@@ -12,8 +12,7 @@
 //!
 //! Assertions after each crash (a power cut or a kill):
 //!
-//! - `always`: no acknowledged change is lost (promise 3), and no change that a reader has seen
-//!   (C9).
+//! - `always`: no change is lost that was acknowledged (promise 3) or that a reader has seen (C9).
 //! - `everysec`: lost changes were acknowledged within one second of each other. If all syncs
 //!   succeed quickly, they are at most a second older than the crash.
 //! - The recovered state is a prefix of the history. If a round has several batches, this holds for

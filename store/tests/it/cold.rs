@@ -264,7 +264,7 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), all_states, "every state was reached");
 }
 
-/// Returns row `n` of the fixture: small numbers, some large ones, the extremes.
+/// Returns row `n` of the fixture. The values are small numbers, some large ones, and the extremes.
 fn row_of_version_2(n: u64) -> (u64, [i64; 3]) {
     let large = if n.is_multiple_of(97) { i64::MAX - n as i64 } else { 0 };
     (
@@ -349,7 +349,8 @@ fn files_stay_while_either_manifest_may_be_on_disk() {
     );
 }
 
-/// Rows and pages: each damaged block is reported individually, and the others are intact.
+/// In files of rows and of pages, a scrub reports each damaged block individually and finds the
+/// other blocks intact.
 #[test]
 fn a_scrub_names_each_damaged_block() {
     let disk = SimDisk::new(1);

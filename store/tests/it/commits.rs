@@ -162,12 +162,12 @@ impl Meeting {
         ByHand { log: recover(&self.disk).0, source, rounds: Rounds::new(&self.committer) }
     }
 
-    /// Increments a counter under a guard.
+    /// Increments a counter while holding a write guard.
     fn add(&self, key: u32) -> Ticket {
         self.change(key, |counter| _ = counter.fetch_add(1, Ordering::Release))
     }
 
-    /// Sets a counter under a guard.
+    /// Sets a counter while holding a write guard.
     pub(crate) fn set(&self, key: u32, value: i64) -> Ticket {
         self.change(key, |counter| counter.store(value, Ordering::Release))
     }
@@ -252,8 +252,8 @@ fn unreadable_keys_stay_marked_and_not_durable() {
     assert_eq!(meeting.left(), BTreeMap::from([(1, 7)]));
 }
 
-/// Each retry reports another segment number. Five retries per second are one failure, reported
-/// once a minute.
+/// Each retry reports a different segment number. Five retries per second count as one failure,
+/// which is reported once a minute.
 #[test]
 fn a_failure_that_lasts_is_reported_once_a_minute() {
     let meeting = Meeting::new(10, always(4));
@@ -421,7 +421,8 @@ fn everysec_is_late_when_a_change_is_unsynced_for_a_second() {
     assert!(!committer.is_late(), "nothing is promised");
 }
 
-/// C9. Ids 1 and 5 share a stripe, but have different entries in the visibility table.
+/// Tests invariant C9. Ids 1 and 5 share a stripe, but have different entries in the visibility
+/// table.
 #[test]
 fn a_reader_learns_which_round_to_wait_for() {
     let meeting = Meeting::new(10, always(4));
@@ -430,7 +431,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     let sights = || [1, 5, 2].map(|id| committer.sight(id));
     assert_eq!(sights(), [0; 3]);
 
-    // During a change its round is unknown.
+    // While a change is in progress, its round is unknown.
     let mut turn = committer.enter(1);
     assert_eq!(sights(), [Ticket::MAX, 0, 0]);
     assert_eq!(committer.first_locked_stripe(0), Some(1));
@@ -464,7 +465,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     thread.round().unwrap();
     assert_eq!(sights(), [0; 3]);
 
-    // Changes that affect all ids.
+    // Test changes that affect all ids.
     let mut turn = committer.enter(0);
     turn.affects_all_ids();
     assert_eq!(sights(), [Ticket::MAX; 3]);

@@ -12,8 +12,8 @@ use store::{CommitOptions, Committer, Records, SimDisk, SyncPolicy, Tag};
 use crate::basics::{open, options};
 use crate::commits::{Engine, Meeting, Reader, always, read_row, recover, row};
 
-/// Writers of pairs of counters that change together. The pairs are `k` and `k` + number of pairs.
-/// There are few pairs, to cause contention.
+/// Writers that change pairs of counters together. Counter `k` forms a pair with counter `k` +
+/// number of pairs. There are few pairs, to cause contention.
 #[derive(Clone, Copy)]
 struct Crowd<'a> {
     committer: &'a Committer<u32>,
@@ -24,8 +24,8 @@ struct Crowd<'a> {
 }
 
 impl Crowd<'_> {
-    /// Runs writer `t` until the disk crashes. It visits the pairs with this stride. It waits until
-    /// every `waits`-th change is durable.
+    /// Runs writer `t` until the disk crashes. The writer visits the pairs with this stride, and
+    /// waits until every `waits`-th change is durable.
     fn count_until_crash(self, t: usize, stride: usize, waits: usize) {
         let Crowd { committer, engine, disk, acknowledged } = self;
         let pairs = acknowledged.len();
@@ -154,7 +154,7 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
         }
         assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
     }
-    // Readers may not begin before the end of a run.
+    // In some runs no reader starts before the run ends.
     assert!(seen > 0, "no run showed anything");
 }
 
@@ -165,7 +165,7 @@ fn what_is_exclusive_is_in_one_batch() {
     const STRIPES: usize = 4;
     const ROUNDS: i64 = 300;
     for seed in 0..20 {
-        // Locks all stripes or two.
+        // Lock all stripes, or two of them.
         let held = if seed % 2 == 0 { 0..STRIPES } else { 1..3 };
         let disk = SimDisk::new(seed);
         let (log, _) = recover(&disk);

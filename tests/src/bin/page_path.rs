@@ -48,8 +48,8 @@ fn of(words: &[&str], more: &[String]) -> Vec<u8> {
     request(&words.iter().copied().chain(more).collect::<Vec<_>>())
 }
 
-/// Sends requests and checks their replies of `lines` lines each. A MOVED error is accepted,
-/// because each node stores only its own posts.
+/// Sends requests and checks their replies, which have `lines` lines each. A MOVED error is
+/// accepted, because each node stores only its own posts.
 fn tell(raw: &mut Raw, requests: &[Vec<u8>], lines: usize) -> Outcome<()> {
     raw.send(requests.concat());
     for _ in requests {
