@@ -73,7 +73,7 @@ fn unlike_beyond_max_revoked_changes_no_flag_or_counter() {
         .unwrap_err();
     assert!(error.code() == Some("OOM") && error.to_string().contains(text), "{error}");
     assert_eq!(call::<Vec<i64>>(c, "PH.EXISTS liked 20 1001 1002").unwrap(), [1, 0]);
-    // Repeated removals are allowed, and adding again frees an entry.
+    // A pair may be removed again, and adding a removed pair frees its entry.
     assert_eq!(call::<Vec<i64>>(c, "FEED.UNDO like 3 1001").unwrap(), [0]);
     assert_eq!(call::<Vec<i64>>(c, "FEED.ACT like 3 1001").unwrap(), [1]);
     assert_eq!(figure(c, "most_revoked"), 19);
@@ -149,7 +149,8 @@ fn ids_beyond_max_ahead_are_refused_or_become_outliers() {
     assert_eq!(call::<Vec<i64>>(c, "PH.ADD reposted 7 1201").unwrap(), [1], "new ids are accepted");
 }
 
-/// A member is hashed for each id: megabytes of member times a thousand ids would take seconds.
+/// A member is hashed for each id, so a member of several megabytes with a thousand ids would take
+/// seconds.
 #[test]
 fn a_long_member_comes_with_few_ids() {
     let server = TestServer::start();

@@ -46,7 +46,7 @@ fn the_largest_client_is_disconnected() {
         let mut small: Vec<Raw> = (0..5).map(|_| unfinished(&server, 200_000)).collect();
         let mut stays = server.raw();
         assert_eq!(stays.ask(&["PING"]), "+PONG");
-        // Much more than the limit, regardless of the kernel's buffers.
+        // Use much more memory than the limit, regardless of the kernel's buffers.
         let _large: Vec<Raw> = (0..10).map(|_| take(&server, 8 * MIB)).collect();
         eventually(kind, || {
             info(&server, "evicted_clients") > 0 && info(&server, "mem_clients_normal") <= 16 * MIB
@@ -83,7 +83,8 @@ fn a_client_that_does_not_read_messages_is_disconnected() {
     assert_eq!(publisher.ask(&["PING"]), "+PONG");
 }
 
-/// Subscriptions and watched keys count as client memory, and their largest holders are evicted.
+/// Subscriptions and watched keys count as client memory, and the clients with the most of them are
+/// evicted.
 #[test]
 fn subscriptions_and_watched_keys_count_and_make_room() {
     let server = TestServer::with(|config| config.server.max_clients_memory_bytes = 16 * MIB);
@@ -141,7 +142,7 @@ fn subscriptions_and_watched_keys_count_and_make_room() {
     eventually("nothing counts any more", || info(&server, "mem_clients_subscriptions") == 0);
 }
 
-/// An incomplete request counts with its scanner state, which is released afterwards.
+/// The scanner state of an incomplete request counts as client memory and is released afterwards.
 #[test]
 fn what_the_scanner_knows_counts_until_the_request_is_done() {
     let server = TestServer::with(|config| config.server.max_clients_memory_bytes = 12 * MIB);

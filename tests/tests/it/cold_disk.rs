@@ -14,7 +14,7 @@ use tidemark_tests::TestServer;
 fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
     let server = TestServer::with(|config| {
         tight(config);
-        // Room for two and a half files.
+        // The limit has space for two and a half files.
         config.spill.max_bytes = 160_000;
     });
     let mut connection = server.connection();
@@ -57,8 +57,8 @@ fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
     // Old rows can still be read, changed and deleted.
     verify(&server, &truth, &[]);
     let ids: Vec<u64> = truth.keys().copied().collect();
-    // Returns the number of rows whose change was refused; a change may need more than the limit's
-    // last bytes.
+    // Returns the number of rows whose change was refused; a change may need more memory than the
+    // limit has left.
     let some = |truth: &mut Truth, connection: &mut Connection| {
         let mut refused = 0;
         for &id in ids.iter().step_by(97) {
@@ -82,7 +82,7 @@ fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
     verify(&server, &truth, &[]);
     let killed = server.killed();
     verify(&killed, &truth, &[]);
-    // There is also no room for a merge.
+    // Leave no space for a merge either.
     let _: Value = call(&mut connection, "CONFIG SET spill.max_disk 1").unwrap();
     let told = call::<u64>(&mut connection, "TM.SPILL post 1").unwrap_err().to_string();
     assert!(told.contains("disk full") && told.contains("max_disk"), "{told}");
@@ -110,7 +110,7 @@ fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
 fn a_spoiled_block_is_an_error_and_never_a_no() {
     let server = TestServer::with(|config| {
         small(config);
-        // A tiny cache, so that blocks are read from disk.
+        // Use a tiny cache, so that blocks are read from disk.
         config.spill.cache_bytes = 4096;
     });
     let mut connection = server.connection();
@@ -200,7 +200,7 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
         .unwrap_err()
         .to_string();
     assert!(told.contains("cannot be read"), "{told}");
-    // Rows after the damaged block.
+    // Change rows after the damaged block.
     let change = |connection: &mut Connection, truth: &mut Truth, ids: &[u64]| {
         for ids in ids.chunks(500) {
             let mut pipe = redis::pipe();
@@ -225,7 +225,7 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
     }
     let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
     assert!(text.contains("spill_last_status:err") && text.contains("is damaged"), "{text}");
-    // All rows except those in the lost block.
+    // Expect all rows except those in the lost block.
     let mut readable: Truth =
         truth.into_iter().filter(|(id, _)| !ids[..2_000].contains(id)).collect();
     verify(&server, &readable, &[]);

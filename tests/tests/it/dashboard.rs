@@ -101,7 +101,7 @@ fn dashboard_agrees_with_info_and_fits_desktop_and_phone() {
     });
     some_traffic(&server);
     let mut c = server.connection();
-    // Several tables, the oldest recycled.
+    // Fill several tables, so that the oldest is recycled.
     for id in 501..4000 {
         cmd("FEED.ACT").arg("like").arg(3).arg(id).query::<Vec<Option<i64>>>(&mut c).unwrap();
     }
@@ -276,7 +276,8 @@ fn walks_along_a_ring(browser: &Browser) {
 
 fn inspects_a_page(browser: &Browser, server: &TestServer) {
     let mut c = server.connection();
-    // A value wider than its field; a liked post; an absent row; a post below the lowest stored id.
+    // Inspect a value wider than its field, a liked post, an absent row, and a post below the
+    // lowest stored id.
     cmd("HSET").arg(&["post:3999", "like", "100000"]).exec(&mut c).unwrap();
     let ids = [3999, 3998, 900_000, 1];
     let page: Vec<Vec<Option<i64>>> =

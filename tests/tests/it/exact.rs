@@ -8,8 +8,8 @@ use tidemark_tests::{Raw, TestServer, request};
 
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-/// Returns a value near a limit: of a field of some width, of an entry of the aux dictionary, or of
-/// an i64.
+/// Returns a value near a limit: the limit of a field of some width, of an aux dictionary entry, or
+/// of an i64.
 fn edge(rng: &mut fastrand::Rng) -> i64 {
     let near = rng.i64(-2..=2);
     let far = match rng.u32(0..10) {
@@ -42,8 +42,8 @@ fn raw(port: u16) -> Raw {
     Raw { stream }
 }
 
-/// 40,000 increments and sets with values that outgrow their bits and shrink back, while widths
-/// change and new tables open. Replies equal redis-server's.
+/// Sends 40,000 increments and sets, whose values outgrow their bits and shrink again, while field
+/// widths change and new tables open. The replies must equal redis-server's.
 #[test]
 fn every_field_holds_any_i64_as_redis_does() {
     let redis = redis();

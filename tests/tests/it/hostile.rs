@@ -1,4 +1,4 @@
-//! Malicious or broken input affects its own request or connection, and not the server or its
+//! Malicious or broken input affects only its own request or connection, not the server or its
 //! memory.
 
 use std::io::Write;
@@ -284,7 +284,7 @@ fn many_refused_marks_cost_no_more_each_than_few() {
     let refused = "-ERR key too big: the id is too far above the highest one (max_ahead)\r\n";
     let began = std::time::Instant::now();
     server.raw().request(&words).expect("*200000\r\n").expect(&refused.repeat(ids.len()));
-    // A linear search took minutes instead of about 10 ms per thousand.
+    // A linear search took minutes instead of about 10 ms per thousand ids.
     assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
 }
 

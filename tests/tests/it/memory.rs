@@ -1,4 +1,4 @@
-//! One memory budget for all spaces, shared by need, without per-space settings.
+//! All spaces share one memory budget according to their need, without per-space settings.
 
 use super::cold::call;
 use redis::{Connection, cmd};

@@ -76,8 +76,8 @@ fn same(theirs: &mut Connection, ours: &mut Connection, posts: u64) {
     assert!(strange <= 2, "{strange} false positives");
 }
 
-/// MIGRATE ... COPY from redis-server with password and user, hundreds of keys at a time; again
-/// with REPLACE after changes; BUSYKEY without it.
+/// Runs MIGRATE ... COPY on redis-server with a password and a user, for hundreds of keys at a
+/// time. After changes a second run needs REPLACE, and fails with BUSYKEY without it.
 #[test]
 fn migrate_of_redis_server_pushes_rows_and_pairs() {
     let redis = start_redis();
@@ -117,7 +117,7 @@ fn theirs_set(theirs: &mut Connection, key: &str, field: &str, value: i64) {
     cmd("HSET").arg(key).arg(field).arg(value).query::<i64>(theirs).unwrap();
 }
 
-/// Every encoding that the installed server can be configured to write.
+/// Tests every encoding that the installed redis-server can be configured to write.
 #[test]
 fn dumps_of_each_encoding_are_restored() {
     let redis = start_redis();
@@ -165,7 +165,8 @@ fn fill_one(theirs: &mut Connection, id: u64) {
     .unwrap();
 }
 
-/// redis-server restores payloads of DUMP, and they return unchanged.
+/// redis-server restores the payloads of Tidemark's DUMP, and a DUMP of redis-server returns the
+/// same values.
 #[test]
 fn redis_server_restores_what_is_dumped_here() {
     let redis = start_redis();
@@ -207,7 +208,7 @@ fn commands_of_redis_shake_get_no_error() {
     let (mut theirs, mut ours) = (connect(redis.port), server.connection());
     let keys = fill(&mut theirs, 40);
     cmd("PEXPIRE").arg("post:3").arg(100_000_000).query::<i64>(&mut theirs).unwrap();
-    // Scan reader with `rdb_restore_command_behavior` = rewrite.
+    // Send the requests of the scan reader with `rdb_restore_command_behavior` = rewrite.
     let mut pipe = redis::pipe();
     pipe.cmd("select").arg("0").ignore();
     for key in &keys {
@@ -217,7 +218,7 @@ fn commands_of_redis_shake_get_no_error() {
     }
     pipe.query::<()>(&mut ours).unwrap();
     same(&mut theirs, &mut ours, 40);
-    // Sync reader.
+    // Send the requests of the sync reader.
     let requests = [
         // Start of each connection (internal/client/redis.go of v4).
         "ping",
@@ -248,7 +249,7 @@ fn commands_of_redis_shake_get_no_error() {
         reply.unwrap_or_else(|error| panic!("{request}: {error}"));
     }
     assert_eq!(row(&mut ours, "post:50")["like"], 6);
-    // Scan reader in the other direction.
+    // Send the requests of the scan reader in the other direction.
     let info: String = cmd("info").arg("keyspace").query(&mut ours).unwrap();
     assert!(info.contains("db0:keys="), "{info}");
     let (mut cursor, mut seen) = (0, 0);

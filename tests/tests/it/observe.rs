@@ -18,7 +18,7 @@ fn the_slow_log_keeps_what_was_slow_and_no_secrets() {
     raw.request(&["ECHO", &"x".repeat(200)]);
     raw.line();
     raw.line();
-    // EXEC itself is not shown, its commands are.
+    // The slow log does not contain EXEC itself, but the commands that it executed.
     raw.request(&["MULTI"])
         .expect("+OK\r\n")
         .request(&["INCR", "post:1:like"])
@@ -103,7 +103,7 @@ fn commands_and_errors_are_counted_by_name() {
         redis::from_redis_value(told["get"]["histogram_usec"].clone()).unwrap();
     assert_eq!(all.values().last(), Some(&132), "{all:?}");
     assert!(all.values().is_sorted());
-    // As in Redis, INFO has the errors and INFO ALL the long lists.
+    // As in Redis, INFO includes the errors, and only INFO ALL includes the long lists.
     let (short, long) = (info(&mut c, "default"), info(&mut c, "all"));
     assert!(short.contains("errorstat_ERR") && !short.contains("cmdstat_"));
     assert!(long.contains("cmdstat_get:") && long.contains("latency_percentiles_usec_get:"));
@@ -305,7 +305,7 @@ fn cells_are_listed_where_rows_have_no_keys() {
     }
 }
 
-/// NOVALUES, as in Redis 7.4.
+/// HSCAN supports NOVALUES, as in Redis 7.4.
 #[test]
 fn hscan_can_leave_values_out() {
     let server = TestServer::start();

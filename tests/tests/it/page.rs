@@ -78,7 +78,7 @@ fn many_connections_that_like_at_the_same_moment_count_once() {
     let likes: i64 = rows.iter().map(|r| r.0).sum();
     assert_eq!(likes, changed, "counters and replies differ");
     assert!(rows.iter().all(|r| r.0 <= 1 && r.4 == Some(1)));
-    // A false positive suppresses a like: allows two for 300 flags at a rate of 1 in 10,000.
+    // A false positive suppresses a like, so allow two for 300 flags at a rate of 1 in 10,000.
     assert!(changed >= rounds as i64 - 2, "{changed}");
 }
 

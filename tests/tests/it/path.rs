@@ -17,24 +17,25 @@ const TOLERANCE: f64 = 1.03;
 /// Instructions per event-loop iteration, for each argument of `src/bin/page_path.rs`; includes the
 /// first iterations.
 const INSTRUCTIONS: [(&str, f64); 13] = [
-    // 30 of these are calls into the crate `node`, not inlined in this build; 40 check for long
-    // requests.
+    // 30 of these instructions are calls into the crate `node`, which are not inlined in this
+    // build. 40 instructions check for long requests.
     ("ping", 1535.0),
     ("page", 31250.0),
     ("young", 30900.0),
     // A page with missing cold rows runs twice.
     ("cold", 114400.0),
     ("cached", 53100.0),
-    // 80,300 to 82,200, depending on the hash seeds of three nodes. Includes the plan, a separate
-    // request for the node's own part, two remote requests, and merging the replies. Hashing the
-    // view's definition on three nodes takes 4%; it prevents merging rows of different views.
+    // The count is 80,300 to 82,200, depending on the hash seeds of three nodes. It includes the
+    // plan, a separate request for the node's own part, two remote requests, and the merge of the
+    // replies. Hashing the view's definition on three nodes takes 4%. The hash prevents a merge of
+    // rows of different views.
     ("coordinator", 81500.0),
     ("pages", 248900.0),
     ("binary", 26300.0),
     ("stock", 113100.0),
     ("hmget", 73000.0),
     ("hincrby", 68600.0),
-    // 3% of this checks for forgotten ids, a ledger, and cluster mode, once per like.
+    // 3% of these instructions check for forgotten ids, a ledger, and cluster mode, once per like.
     ("likes", 91100.0),
     // With a ledger, as in the default configuration.
     ("exact", 103000.0),
@@ -68,7 +69,7 @@ fn over(&(what, most): &(&str, f64)) -> Option<String> {
     let done = valgrind.output().expect("valgrind: run tests/clients/setup once");
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert!(done.status.success(), "{said}");
-    // Line such as "==123== Collected : 456".
+    // Parse a line such as "==123== Collected : 456".
     let collected =
         said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse::<f64>().ok());
     let per_turn = collected.unwrap_or_else(|| panic!("no count in {said}")) / f64::from(TURNS);

@@ -32,7 +32,7 @@ fn traffic(c: &mut Connection, from: u64, to: u64, late: u64) {
                 pipe.cmd("FEED.ACT").arg("like").arg(like).arg(post(n));
             }
             for like in 0..late {
-                // Repeated likes, which change nothing.
+                // Repeat some likes, which changes nothing.
                 pipe.cmd("FEED.ACT").arg("like").arg(0).arg(post((n + like * 7) % 100));
             }
         }

@@ -77,8 +77,8 @@ fn likes(server: &TestServer, ids: std::ops::Range<u64>) -> Vec<Option<i64>> {
     pipe.query(&mut server.connection()).unwrap()
 }
 
-/// Proxy to a server that stops forwarding, with connections open, after a number of bytes from the
-/// server.
+/// Proxy to a server. After a number of bytes from the server, the proxy stops forwarding but keeps
+/// its connections open.
 struct Relay {
     port: u16,
     left: Arc<AtomicI64>,

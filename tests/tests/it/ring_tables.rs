@@ -1,4 +1,5 @@
-//! Tables of a ring on several nodes, and queries of sets and filters that a filter cannot answer.
+//! Tests of a ring's tables on several nodes, and of set and filter commands that a filter cannot
+//! answer.
 
 use crate::commands::check;
 use crate::replication::{follow, wait_for_sync};

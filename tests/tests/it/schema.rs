@@ -18,7 +18,7 @@ fn always_whole() -> TestServer {
     })
 }
 
-/// Reply of TM.SPACE ALTER: the schema, and a warning about the width of `home`.
+/// Returns the reply of TM.SPACE ALTER: the schema, and a warning about the width of `home`.
 fn warned(schema: &str, values: usize) -> String {
     let text = format!(
         "{schema}\nwarning: the view 'home' shows the whole space 'post': its pages now have \
@@ -126,7 +126,7 @@ fn bounded() -> TestServer {
 const STOCK: &str = "-ERR the value of 'stock' would be out of bounds {0..}\r\n";
 const LIKES: &str = "-ERR the value of 'like' would be out of bounds {..2}\r\n";
 
-/// Every command that writes a counter, outside and inside the bounds of a field.
+/// Tests every command that writes a counter, with values inside and outside the bounds of a field.
 #[test]
 fn declared_bounds_hold_whatever_the_command() {
     let server = bounded();
@@ -187,7 +187,7 @@ fn declared_bounds_hold_whatever_the_command() {
     );
 }
 
-/// Eight clients empty a stock of 100.
+/// Eight clients decrement a stock of 100 until it is zero.
 #[test]
 fn a_stock_is_sold_exactly_once() {
     let server = bounded();

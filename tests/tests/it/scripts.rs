@@ -180,7 +180,7 @@ fn last(out: &str) -> &str {
 /// The last line has the totals only, whichever part failed.
 #[test]
 fn test_script_ends_with_one_line_of_totals() {
-    // Seven parts and three tests, one of them skipped.
+    // The run has seven parts and three tests, one of them skipped.
     let (out, code) = QUICK.run();
     assert_eq!((last(&out), code), ("9 passed, 0 failed, 1 skipped", 0), "{out}");
     assert!(out.contains("SKIPPED: c: needs strace"), "{out}");
@@ -202,7 +202,7 @@ fn test_script_ends_with_one_line_of_totals() {
         assert!(durations.contains(part), "{durations}");
     }
 
-    // Three more parts.
+    // With `--all` the run has three more parts.
     let (out, code) = TestRun { arguments: &["--all"], ..QUICK }.run();
     assert_eq!((last(&out), code), ("12 passed, 0 failed, 1 skipped", 0), "{out}");
     let durations = out.lines().rev().nth(1).unwrap_or_default();

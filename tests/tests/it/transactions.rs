@@ -109,7 +109,7 @@ fn a_watched_counter_loses_no_addition() {
     assert_eq!(int(&mut server.connection(), &["GET", "post:5:like"]), 4 * each);
 }
 
-/// Every kind of change of a watched key, by the same and by another client.
+/// Tests every kind of change of a watched key, by the same and by another client.
 #[test]
 fn every_change_of_a_watched_key_is_noticed() {
     let server = TestServer::start();
@@ -297,7 +297,8 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     assert_eq!(ask(&mut raw, "SUBSCRIBE", 16_384), error);
     // Requests that yield to other clients have no such limit.
     assert_eq!(ask(&mut raw, "EXISTS", 100_000), ":1");
-    // Inside a transaction, such a request or too many together make EXEC fail.
+    // Inside a transaction, one request with too many arguments makes EXEC fail, and so do too many
+    // arguments in total.
     assert_eq!(raw.ask(&["MULTI"]), "+OK");
     assert_eq!(ask(&mut raw, "DEL", 16_384), error);
     assert!(raw.ask(&["EXEC"]).starts_with("-EXECABORT"));
@@ -336,10 +337,11 @@ fn what_takes_long_in_a_transaction_counts_as_many_arguments() {
         (0..1000 * usize::from(queued == 1000)).for_each(|_| _ = raw.line());
         queued
     };
-    // Sets whose members are read from files; only key arguments count.
+    // A set with a ledger counts as many arguments, because its members are read from files. Only
+    // key arguments count.
     assert_eq!(queued(&["EXISTS", "liked:1"]), 32_768 / 129);
     assert_eq!(queued(&["SISMEMBER", "read:1", "liked:1"]), 1000);
-    // A message matched against many expensive patterns.
+    // Publish a message that is matched against many expensive patterns.
     let (pattern, channel) = (format!("*{}b", "a".repeat(198)), "a".repeat(200));
     assert_eq!(queued(&["PUBLISH", &channel, "x"]), 1000);
     let mut listener = server.raw();

@@ -1,10 +1,10 @@
-//! Compatibility with Weibo's own clients: rows as text under bare ids, cells, MINCR, the bf verbs,
-//! and error texts.
+//! Compatibility with Weibo's own clients: rows as text under bare ids, cells, MINCR, the bf
+//! commands, and error texts.
 
 use tidemark_server::config::{Counter, Existence};
 use tidemark_tests::{Raw, TestServer};
 
-/// One counter space with bare ids, and one existence space without members.
+/// Starts a server with a counter space that has bare ids, and an existence space without members.
 fn server() -> TestServer {
     TestServer::with(|config| {
         config.view.clear();

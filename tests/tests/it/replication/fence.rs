@@ -1,4 +1,4 @@
-//! Fencing: what confirms a node as master after a restart or with Sentinels.
+//! Tests of fencing: which events confirm a node as master after a restart or with Sentinels.
 
 use super::{detach, follow, number, small, wait_for_sync};
 use redis::Commands;

@@ -87,7 +87,7 @@ fn wait_in_a_transaction_counts_no_replica_that_lacks_a_write() {
     }
 }
 
-/// A manual switch: pause the master, wait for equal offsets, promote.
+/// Tests a manual switchover: pause the master, wait for equal offsets, and promote the replica.
 #[test]
 fn equal_offsets_under_a_pause_mean_nothing_is_missing() {
     for fsync in POLICIES {
