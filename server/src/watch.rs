@@ -43,8 +43,8 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
 /// Lets a fenced master accept writes again when other nodes confirm its role.
 async fn lift_fences(host: &Arc<Host>) -> std::convert::Infallible {
     let process = host.node().process();
-    // After a final refusal, do not ask again under the same topology. The node that refused might
-    // be unreachable then, and the others might confirm.
+    // After a final refusal, do not ask for confirmation again under the same topology. The node
+    // that refused might be unreachable then, and the others might confirm.
     let mut refused = None;
     loop {
         let topology = process.cluster.topology();

@@ -56,7 +56,8 @@ pub(crate) struct Process {
     pub(crate) clients: Vec<RefCell<Client>>,
 }
 
-/// Main loop of the commit thread. The commit borrows the node, so the future owns both.
+/// Main loop of the commit thread. The commit borrows the node, so the future owns both the node
+/// and the log.
 async fn commit(node: Arc<Node>, mut log: Log, committed: Rc<Cell<bool>>) {
     let mut commits = Commits::new(&node.durability, &node.current);
     loop {

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Number of members (viewers) that set flags.
 const MEMBERS: u64 = 6;
 const PAGE: usize = 20;
-/// Number of new posts per command. It is large enough to fill tables.
+/// Number of new posts per command. This number is large enough to fill tables.
 const NEW_POSTS_PER_COMMAND: u64 = 60;
 /// First id of each range. In every run, a few posts have ids in the second range.
 const RANGES: [u64; 3] = [0, 1 << 40, 1 << 50];
@@ -68,7 +68,8 @@ pub(crate) struct Catalogue {
     /// Space that the workload creates and drops.
     pub(crate) extra: Option<u32>,
     pub(crate) is_renamed: bool,
-    /// Number of names created so far. It becomes part of each new name, so that no name is reused.
+    /// Number of names created so far. The number becomes part of each new name, so that no name is
+    /// reused.
     next_name: u32,
     /// Added and dropped fields, with the time of the reply.
     pub(crate) altered: BTreeMap<String, Duration>,

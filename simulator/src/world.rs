@@ -103,8 +103,8 @@ impl Simulator for World {
     }
 }
 
-/// Whether posts have ids in several ranges. Only some seeds do, so that the other seeds still
-/// replay the events that found bugs.
+/// Whether posts have ids in several ranges. Only some seeds use several ranges, so that the other
+/// seeds still replay the events that found bugs.
 fn is_ranged(seed: u64) -> bool {
     seed % 7 > 3
 }
@@ -304,7 +304,7 @@ impl World {
         self.leader().disk()
     }
 
-    /// Makes syncs of this disk take time. Other threads run during a sync.
+    /// Makes each sync of this disk take simulated time. Other threads run during a sync.
     pub(crate) fn watch_disk(&self, at: usize) {
         let slow_ms = if self.chance(4) { 2000 } else { 4 };
         let (disk, syncs) = (self.machines[at].disk(), self.machines[at].syncs.clone());
@@ -327,7 +327,7 @@ impl World {
         }
     }
 
-    /// Runs `work` on a machine during a step of another one.
+    /// Runs `work` on a machine during a step of another machine.
     pub(crate) fn on<R>(&self, machine: usize, work: impl FnOnce() -> R) -> R {
         let before = self.active.replace(machine);
         let done = work();
@@ -537,8 +537,8 @@ impl World {
         let counts = &mut *self.counts.borrow_mut();
         catalogue.saving &= *admin != Admin::Save;
         if let Reply::Error(text) = reply {
-            // The change may be in memory but not in the log. A crash may then undo it, so later
-            // commands avoid its name. Other failed changes have no effect.
+            // The change may be in memory but not in the log. A crash may then undo the change, so
+            // later commands avoid the changed name. Other failed changes have no effect.
             let may_fail = ["MISCONF ", "OOM ", "ERR writing", "ERR "];
             assert!(
                 may_fail.iter().any(|code| text.starts_with(code)),
@@ -661,14 +661,14 @@ impl World {
         *if is_kill { &mut counts.kills } else { &mut counts.power_cuts } += 1;
     }
 
-    /// Tells the model which acknowledged changes a crash may lose under this `fsync` policy.
+    /// Notifies the model which acknowledged changes a crash may lose under this `fsync` policy.
     fn lose(&self) {
         self.left.set(self.committed.get());
         let exact = self.config().durability.fsync == Fsync::Always;
         self.model.borrow_mut().crash(self.elapsed.get(), self.committed.get(), exact);
     }
 
-    /// Tells the model that all changes acknowledged after `then` may be lost.
+    /// Notifies the model that all changes acknowledged after `then` may be lost.
     pub(crate) fn drop_acknowledged_since(&self, then: Duration) {
         self.left.set(then + MAX_LOSS_SPAN);
         self.model.borrow_mut().crash(self.elapsed.get(), then + MAX_LOSS_SPAN, false);

@@ -11,9 +11,9 @@
 //! Diverged histories therefore have separate folders. A file that already has the expected length
 //! need not be copied again.
 //!
-//! A segment is final once its successor has a batch. No node writes to it again (log.rs, L5), and
-//! a replica removes only empty segments (replica_log.rs). Final segments are hard links where
-//! possible.
+//! A segment is final once its successor has a batch. No node writes to a final segment again
+//! (log.rs, L5), and a replica removes only empty segments (replica_log.rs). Final segments are
+//! hard links where possible.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

@@ -31,9 +31,9 @@
 //! | `check` | CRC-32C of all bytes before this line |
 //!
 //! **Consistency.** The backup pins the manifest, its files and the log from its replay position,
-//! and then reads the log's end. It therefore has the same contents as a full sync, and startup
-//! reads both in the same way. `from` is the durable offset of the pinned manifest, because the
-//! files may show changes logged up to there.
+//! and then reads the log's end. A backup therefore has the same contents as a full sync, and
+//! startup reads both in the same way. `from` is the durable offset of the pinned manifest, because
+//! the files may show changes logged up to there.
 //!
 //! **Atomicity.** The backup is written and synced under a name with a leading dot, then renamed.
 //! The next backup removes files left by a killed process.
@@ -474,7 +474,7 @@ pub fn backups_in(parent: &Path) -> Vec<(PathBuf, Backup)> {
     named.filter_map(|entry| Some((entry.path(), Backup::of(&entry.path())?))).collect()
 }
 
-/// Removes a backup. Its name disappears atomically.
+/// Removes a backup. The backup's name disappears atomically.
 pub fn remove(folder: &Path) -> Result<()> {
     let (gone, parent) = unfinished(folder)?;
     clear(&gone)?;

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Numbers are little-endian. `offset` is the batch's offset in the lineage, `byte` its offset in
-//! the segment's file (see segment.rs). Neither is stored.
+//! the segment's file (see segment.rs). The file stores neither `offset` nor `byte`.
 //!
 //! A batch is valid only if:
 //!
@@ -36,10 +36,11 @@ use crate::frame::{Check, u32_at, u64_at};
 /// Size of a batch head in bytes.
 pub const BATCH_HEAD_BYTES: usize = 40;
 
-/// Maximum size of a body in bytes. Writers reject longer ones, so readers can bound their memory.
+/// Maximum size of a body in bytes. Writers reject longer bodies, so readers can bound their
+/// memory.
 pub const MAX_BODY_BYTES: usize = 64 << 20;
 
-/// Identifier of one history of a data set. Every file of the data set contains it.
+/// Identifier of one history of a data set. Every file of the data set contains the identifier.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lineage(pub [u8; 16]);
 

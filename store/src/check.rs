@@ -407,7 +407,8 @@ fn check_kept(
             replica needs it";
         report.add(Severity::Note, &segment_name(n), text);
     }
-    // Each segment must end at the base of the next one, and the last one at the replay position.
+    // Each segment must end at the base of the next segment, and the last segment at the replay
+    // position.
     let heads: Vec<SegmentHead> = older.iter().rev().chain([first]).copied().collect();
     let begins = heads.iter().skip(1).map(|next| (next.base, next.chain));
     for (head, (end, chain)) in

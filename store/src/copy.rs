@@ -25,7 +25,7 @@ pub(crate) fn copy(
     let path = to.path(new);
     let file = to.create(new).map_err(|e| Error::io(&path, "creating", e))?;
     let check = append((from, name), (&*file, &path), 0..bytes, advance)?;
-    // Best effort. The copy is complete even if its pages stay cached.
+    // This call is best effort. The copy is complete even if its pages stay cached.
     let _ = file.drop_cache();
     Ok(check)
 }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! In the example, a sync of segment 12 failed. Segment 13 begins at the durable end of segment 12.
-//! The log wrote the batches after that end to segment 13 again.
+//! The log wrote the batches after that position to segment 13 again.
 //!
 //! Invariants:
 //!
@@ -19,7 +19,7 @@
 //! - **L3** Batches between `durable` and `written` are also in memory, bounded by
 //!   [`LogOptions::unsynced_bytes`]. A file failure cannot lose them while the process runs.
 //! - **L4** Recovery never mistakes the remains of a failed `append` for an acknowledged write. A
-//!   later `append` continues at the end of the last successful one.
+//!   later `append` continues at the end of the last successful `append`.
 //! - **L5** The log writes nothing to a segment after it has tried to create a successor, even if
 //!   that failed.
 //!
@@ -81,8 +81,8 @@ impl std::fmt::Display for Position {
 pub struct LogOptions {
     /// Size in bytes at which the log begins a new segment. Default 64 MiB.
     pub segment_bytes: u64,
-    /// Maximum number of unsynced bytes under any policy. They are also in memory (L3). Default 16
-    /// MiB.
+    /// Maximum number of unsynced bytes under any policy. These bytes are also in memory (L3).
+    /// Default 16 MiB.
     pub unsynced_bytes: usize,
 }
 
@@ -216,7 +216,7 @@ impl Log {
     }
 
     /// Whether the newest segment failed and has no successor yet. The next [`Log::sync`] or
-    /// [`Log::append`] tries to create one.
+    /// [`Log::append`] tries to create a successor.
     pub fn has_failed(&self) -> bool {
         self.file.is_none()
     }
@@ -469,7 +469,7 @@ pub(crate) fn create_segment(disk: &dyn Disk, head: &SegmentHead) -> Result<Box<
         .map_err(|e| Error::io(&path, "beginning", e));
     if let Err(error) = made {
         drop(file);
-        // Best effort. Recovery ignores a segment without batches.
+        // The removal is best effort. Recovery ignores a segment without batches.
         let _ = disk.remove(&name);
         return Err(error);
     }

@@ -1,5 +1,5 @@
-//! `tidemark.manifest`: the list of files that make up the data. It is text with one fact per line,
-//! readable with `cat`.
+//! `tidemark.manifest`: the list of files that make up the data. The manifest is text with one fact
+//! per line, readable with `cat`.
 //!
 //! ```text
 //!   tidemark manifest 4
@@ -25,8 +25,8 @@
 //! | `check` | CRC-32C of all bytes before this line |
 //!
 //! Lines appear in this order, with any number of `file` lines, sorted by name. Numbers are decimal
-//! without leading zeros. Each line ends with one newline, and the file ends after the last one.
-//! The encoding of a manifest is canonical, so that any changed byte is detected.
+//! without leading zeros. Each line ends with one newline, and the file ends after the last
+//! newline. The encoding of a manifest is canonical, so that any changed byte is detected.
 //!
 //! The store writes `tidemark.manifest.tmp`, syncs it, renames it, and syncs the folder. Files
 //! named by a manifest are durable before it is written. Files named only by its predecessor are
@@ -66,7 +66,7 @@ pub enum Role {
     Cold,
 }
 
-/// Attributes of a file that the server defines. The store does not interpret them.
+/// Attributes of a file that the server defines. The store does not interpret these attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag {
     /// Space number; 0 is the catalogue.

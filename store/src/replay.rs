@@ -2,8 +2,8 @@
 //!
 //! **Segments.** Recovery follows the predecessors from the newest segment back (segment.rs). Other
 //! segments are void if a segment of this path declares them void. Otherwise they are an error. If
-//! the newest file has neither a valid header nor a batch, its creation was interrupted. It
-//! contains no acknowledged write.
+//! the newest file has neither a valid header nor a batch, its creation was interrupted. Such a
+//! file contains no acknowledged write.
 //!
 //! **Batches.** Recovery reads all valid batches in order. A segment with a successor must be valid
 //! exactly up to the successor's base. The newest segment ends at its first invalid batch, at byte
@@ -50,7 +50,8 @@ pub(crate) struct Path {
 /// Finds the segments from `start` to the newest one.
 ///
 /// The path is empty if the lineage has no segment yet. If `at_rest` is true, no writer is active
-/// and the caller will continue the log. Segments are then [settled](settle) before they are read.
+/// and the caller will continue the log. Recovery then [settles](settle) each segment before it
+/// reads the segment.
 pub(crate) fn find_path(
     disk: &dyn Disk,
     lineage: Lineage,
@@ -144,8 +145,8 @@ fn check_void(disk: &dyn Disk, number: u64, next: &SegmentHead) -> Result<()> {
     Err(Error::corrupt(disk.path(&segment_name(number)), 0, what))
 }
 
-/// Checks that a segment without a valid header is an interrupted creation. It must be the newest
-/// segment and contain no batch (L2).
+/// Checks that a segment without a valid header is an interrupted creation. The segment must be the
+/// newest one and contain no batch (L2).
 fn check_unfinished(
     disk: &dyn Disk,
     lineage: Lineage,

@@ -6,8 +6,8 @@
 //!    existing empty folder, such as a mount point, it writes the manifest last. A server does not
 //!    start from a folder with files but no manifest.
 //!
-//! As in a promotion, the log gets a new segment with a higher term. So the restored node begins a
-//! new history, which replicas can distinguish from the old one.
+//! As in a promotion, the log gets a new segment with a higher term. The restored node therefore
+//! begins a new history, which replicas can distinguish from the old history.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -184,8 +184,8 @@ fn extend(
     let mut at = longest.unwrap_or(last);
     let mut least = backup.position.offset;
     loop {
-        // If there are several successors, the last one is valid. The others are left from a
-        // failure or an abandoned history.
+        // If there are several successors, the last one is valid. The other successors are left
+        // from a failure or an abandoned history.
         let follows = |source: &&SourceSegment| {
             source.head.previous == at.head.segment
                 && source.head.term >= at.head.term

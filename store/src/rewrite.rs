@@ -26,7 +26,7 @@ use crate::error::Result;
 use crate::manifest::FileEntry;
 use crate::store::Store;
 
-/// New files of a rewrite that are not published yet. Dropping this removes them.
+/// New files of a rewrite that are not published yet. Dropping a `NewFiles` removes its files.
 #[derive(Debug)]
 pub struct NewFiles<'a> {
     store: &'a Store,

@@ -18,15 +18,15 @@
 //!       80        batches, see batch.rs
 //! ```
 //!
-//! The *offset* counts the bytes of all batches of the lineage, without segment headers. It never
-//! decreases and is comparable between nodes that share a lineage. Byte `b` of a segment has offset
-//! `base + b - 80`.
+//! The *offset* counts the bytes of all batches of the lineage, without segment headers. The offset
+//! never decreases and is comparable between nodes that share a lineage. Byte `b` of a segment has
+//! offset `base + b - 80`.
 //!
 //! **A segment defines the end of its predecessor**: the predecessor ends at the successor's
-//! `base`. So the log can be cut without truncating a file. After a failed sync, or after startup
-//! with a torn tail, the next segment begins at the last valid offset and has the void flag.
-//! Readers ignore the predecessor's bytes after that offset, and all segments with numbers between
-//! the two.
+//! `base`. The log can therefore be cut without truncating a file. After a failed sync, or after
+//! startup with a torn tail, the next segment begins at the last valid offset and has the void
+//! flag. Readers ignore the predecessor's bytes after that offset, and all segments with numbers
+//! between the two.
 //!
 //! A segment is valid only if:
 //!
@@ -37,8 +37,8 @@
 //!    stated `chain` and `sequence`. This does not apply to the segment of the manifest's replay
 //!    position.
 //!
-//! The log creates and syncs a segment, and syncs the folder, before it writes the first batch. It
-//! never renames a segment, and removes it when no manifest refers to it.
+//! The log creates and syncs a segment, and syncs the folder, before it writes the first batch. The
+//! log never renames a segment, and removes a segment when no manifest refers to it.
 
 use crate::batch::{BatchLocation, Lineage};
 use crate::frame::{Check, u32_at, u64_at};

@@ -37,8 +37,8 @@
 //! 6. the CRC-32C of the whole file equals that of the manifest.
 //!
 //! The writer uses the name plus `.tmp` and writes the header last, because it contains the length
-//! of the body. It then syncs and renames the file and syncs the folder, before a manifest names
-//! the file. The file never changes. It is removed once no manifest names it.
+//! of the body. The writer then syncs and renames the file and syncs the folder, before a manifest
+//! names the file. A published file never changes. It is removed once no manifest names it.
 //!
 //! **Why a walk concurrent with writes gives a correct snapshot** (promise 2). The manifest
 //! contains a log position P, the durable end of the log at some time before the walk. If the walk

@@ -127,7 +127,7 @@ impl Staging {
     /// - `whole`: files that this link has already verified (see [`Staging::into_whole`]).
     ///
     /// Retains complete files of an earlier attempt if the new manifest has the same entry.
-    /// [`Staging::look`] must verify them first, except for files in `whole`.
+    /// [`Staging::look`] must verify these files first, except for files in `whole`.
     pub fn begin(
         main: Arc<dyn Disk>,
         manifest: Manifest,
@@ -161,8 +161,8 @@ impl Staging {
         missing.retain(|f| own.lineage != manifest.lineage || own.file(&f.name) != Some(f));
         whole.sort();
         missing.retain(|f| whole.binary_search(f).is_err());
-        // The smallest file is fetched first. It describes the others, so an unsuitable data set is
-        // rejected before they are fetched.
+        // The smallest file is fetched first. The smallest file describes the other files, so an
+        // unsuitable data set is rejected before they are fetched.
         missing.sort_by_key(|f| std::cmp::Reverse(f.bytes));
         Ok(Staging {
             staged_disk,

@@ -46,7 +46,7 @@ pub struct StoreOptions {
     /// Options of the log.
     pub log: LogOptions,
     /// Maximum size of retained obsolete segments in bytes. Disconnected replicas can resume from
-    /// them. Default 2 GiB.
+    /// these segments. Default 2 GiB.
     pub keep_log_bytes: u64,
 }
 
@@ -485,7 +485,8 @@ impl Store {
     /// The new files must be complete and synced under their final names. The caller may delete the
     /// removed files after this call, once no reader has them open. `durable` is an offset up to
     /// which the log is durable, at least as far as the new files' contents. A later startup
-    /// rejects a log that ends before it. A `durable` of 0 leaves the recorded offset unchanged.
+    /// rejects a log that ends before `durable`. A `durable` of 0 leaves the recorded offset
+    /// unchanged.
     pub fn replace_files(
         &self,
         add: Vec<FileEntry>,
@@ -611,8 +612,8 @@ impl Store {
         for name in names.iter().filter(|n| n.ends_with(TEMPORARY) && is_ours(n)) {
             self.remove(name)?;
         }
-        // These files belong to an uncommitted snapshot or spill, or were replaced by a merge. They
-        // must be deleted, because their numbers will be reused.
+        // These files belong to an uncommitted snapshot or spill, or were replaced by a merge.
+        // Delete these files, because their numbers will be reused.
         let manifest = self.manifest().clone();
         for name in names
             .iter()
@@ -642,8 +643,8 @@ impl Store {
     /// Follows the log back from `limit` to the first segment of the lineage; `None` if that
     /// segment is missing.
     ///
-    /// The oldest file may be a different one, because an interrupted creation of the first segment
-    /// leaves a file that no segment continues.
+    /// The oldest file may be a different segment, because an interrupted creation of the first
+    /// segment leaves a file that no segment continues.
     pub fn first_segment(&self, limit: Position) -> Result<Option<SegmentHead>> {
         let oldest = segments_back(&*self.disk, limit.segment, usize::MAX)?.pop();
         Ok(oldest.filter(|head| head.previous == 0))
@@ -651,8 +652,8 @@ impl Store {
 
     /// Returns the existing segments of the log up to `limit`, oldest first.
     ///
-    /// `known` is an earlier result of this call. Its segments, except for the last, are not read
-    /// again.
+    /// `known` is an earlier result of this call. The segments in `known`, except for the last, are
+    /// not read again.
     pub fn path_to(&self, limit: Position, known: &[SegmentHead]) -> Result<Vec<SegmentHead>> {
         let numbers = segment_numbers(&*self.disk)?;
         let known = &known[..known.len().saturating_sub(1)];

@@ -1,9 +1,9 @@
-//! Clocks and waits. A simulator of the whole server can replace them.
+//! Clocks and waits. A simulator of the whole server can replace the clocks and waits.
 //!
 //! By default the functions call the operating system. On a thread that has called [`simulate`]
 //! they call its [`Simulator`]. Simulated time advances only under the simulator's control. When
-//! the thread would sleep or block, the simulator runs the work of other threads. So one thread can
-//! run several servers, and the same seed gives the same run.
+//! the thread would sleep or block, the simulator runs the work of other threads. One thread can
+//! therefore run several servers, and the same seed reproduces the same run.
 
 use parking_lot::{Condvar, MutexGuard};
 use std::cell::{Cell, RefCell};

@@ -1,9 +1,9 @@
 //! One client connection: the socket, unprocessed input, unsent replies, and its event loop.
 //!
-//! A *turn* is one event-loop iteration. It reads once from the socket, executes every complete
-//! request, and writes the replies once. It runs without interruption on the client's worker and
-//! uses buffers that all connections of the worker share. Between turns the connection stores only
-//! an incomplete request (`input`) and the replies that the socket did not accept (`pending`).
+//! A *turn* is one event-loop iteration. A turn reads once from the socket, executes every complete
+//! request, and writes the replies once. The turn runs without interruption on the client's worker
+//! and uses buffers that all connections of the worker share. Between turns the connection stores
+//! only an incomplete request (`input`) and the replies that the socket did not accept (`pending`).
 //!
 //! Clients may send a whole pipeline before they read the first reply. The connection therefore
 //! executes requests while replies are pending, up to `max_output_buffer`. Above that limit
@@ -91,8 +91,8 @@ pub(crate) struct Connection {
     /// reads some bytes.
     reader_deadline: Option<Pin<Box<Sleep>>>,
     held: Option<HeldReplies>,
-    /// Timer of the next check for a disconnected client. Reused by later iterations, because with
-    /// fsync `always` every iteration with a write waits for a few milliseconds.
+    /// Timer of the next check for a disconnected client. Later iterations reuse the timer, because
+    /// with fsync `always` every iteration with a write waits for a few milliseconds.
     client_check_timer: Option<Pin<Box<Sleep>>>,
     /// Whether the last iteration delivered messages instead of reading requests.
     had_messages: bool,
@@ -305,7 +305,7 @@ impl Connection {
         if let Poll::Ready(outcome) = self.poll_flush(cx) {
             return Poll::Ready(outcome);
         }
-        // A suspended request or held replies may finish before the socket drains.
+        // A suspended request or withheld replies may be ready before the socket drains.
         if self.held.is_some() || self.processor.stalled.is_some() {
             return Poll::Ready(Ok(()));
         }
@@ -362,8 +362,8 @@ impl Connection {
         true
     }
 
-    /// Inserts the missing parts into the held replies and sends them. After a failed sync, sends
-    /// an error in place of each reply.
+    /// Inserts the missing parts into the withheld replies and sends the replies. After a failed
+    /// sync, sends an error in place of each reply.
     fn release(
         &mut self,
         cx: &mut Context<'_>,
@@ -509,7 +509,8 @@ impl Connection {
         );
     }
 
-    /// Writes replies to the socket and appends the unaccepted rest to `pending`.
+    /// Writes replies to the socket and appends the bytes that the socket does not accept to
+    /// `pending`.
     fn write(&mut self, cx: &mut Context<'_>, mut bytes: &[u8]) -> Result<(), ()> {
         if self.written < self.pending.len() {
             if self.written > self.pending.len() / 2 {
@@ -598,8 +599,8 @@ mod tests {
         }
     }
 
-    /// The connection may close after `+OK` and before the link starts, for example because its
-    /// peer does not read.
+    /// The connection may close after `+OK` and before the link starts, for example because the
+    /// replica does not read its socket.
     #[tokio::test]
     async fn a_replica_disconnecting_before_the_link_is_removed() {
         let folder = tempfile::tempdir().unwrap();

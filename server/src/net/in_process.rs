@@ -1,5 +1,5 @@
-//! An in-process client without a socket. It runs the same event-loop code as a connection, on the
-//! caller's thread, for tests and measurements.
+//! An in-process client without a socket. The client runs the same event-loop code as a connection,
+//! on the caller's thread, for tests and measurements.
 
 use crate::net::connection::Connection;
 use crate::net::request_loop::{RequestLoop, TurnBuffers};
@@ -75,7 +75,7 @@ impl Local {
         at
     }
 
-    /// Inserts the missing parts into the replies if they have arrived.
+    /// Inserts the missing parts into the replies if these parts have arrived.
     #[inline(never)]
     fn turn_end(&mut self, hold: &mut Later, cx: &mut Context<'_>) -> Poll<()> {
         hold.as_mut().poll(cx).map(|come: LateReplies| come.complete(&mut self.turn.out))

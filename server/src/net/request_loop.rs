@@ -1,8 +1,8 @@
 //! One event-loop iteration without the socket: turns request bytes into reply bytes.
 //!
-//! Requests are processed in batches of up to [`MAX_BATCH_REQUESTS`], in three passes: scan all of
-//! them, prefetch the memory that each will read, execute them in order. The cache misses of a
-//! pipeline of small commands therefore overlap (`commands/prefetch.rs`).
+//! Requests are processed in batches of up to [`MAX_BATCH_REQUESTS`], in three passes: scan all
+//! requests, prefetch the memory that each request will read, and execute the requests in order.
+//! The cache misses of a pipeline of small commands therefore overlap (`commands/prefetch.rs`).
 
 use crate::commands::long_request::{LongRequest, execute_turn, is_long};
 use crate::commands::prefetch::Prefetcher;
@@ -163,7 +163,7 @@ pub(crate) struct RequestLoop {
     /// Future that the next request waits for. The future resolves to the cold rows that the
     /// request needs, if any.
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
-    /// First request in the input, if it is a long request.
+    /// First request in the input, if that is a long request.
     long: Option<Box<(Request, LongRequest)>>,
     /// Number of reply bytes that are sent unchanged even if a failed sync replaces later replies
     /// with errors.
@@ -342,7 +342,7 @@ impl RequestLoop {
                     continue;
                 }
                 self.session.ends_turn = false;
-                // The next iteration scans the requests after this one again.
+                // The next iteration scans the requests after this request again.
                 tallies.commands.add(index as u64 + 1);
                 self.scanner.restart();
                 if self.closing != Closing::No {
@@ -535,7 +535,7 @@ impl RequestLoop {
         self.closing = Closing::Lingering;
     }
 
-    /// Starts reading the cold rows of the suspended request and of the requests after it.
+    /// Starts reading the cold rows of the suspended request and of the requests that follow.
     #[cold]
     fn fetch(&mut self, node: Now<'_>, mut behind: &[u8], mut fetching: ColdReads) {
         let mut scanner = Scanner::default();
@@ -574,8 +574,8 @@ impl RequestLoop {
         self.session.access.version != node.settings.version()
     }
 
-    /// Reloads settings and user. Returns false and closes the connection if the user no longer
-    /// exists.
+    /// Reloads the settings and the user. Returns false and closes the connection if the user no
+    /// longer exists.
     #[cold]
     pub(crate) fn look_again(&mut self, node: &Node) -> bool {
         // Read the version first, so that a later change triggers another reload.

@@ -1,4 +1,4 @@
-//! Threads of the server: one acceptor, several workers, and one that maintains tables.
+//! Threads of the server: one acceptor, several workers, and one thread that maintains tables.
 //!
 //! Each worker runs its own current-thread runtime. A connection never moves to another worker. The
 //! acceptor assigns a new connection to the worker with the fewest connections.
@@ -386,8 +386,9 @@ impl Drop for ConnectionGuard {
 const SHARE_EVERY: Duration = Duration::from_millis(50);
 /// Tables may use at least `1 / MIN_TABLE_SHARE` of the memory, regardless of other memory use.
 const MIN_TABLE_SHARE: u64 = 4;
-/// Time constant in seconds for smoothing increases of non-table memory. The allocator keeps memory
-/// that a table frees for some seconds. Without smoothing, that would make the next table spill.
+/// Time constant in seconds for smoothing increases of non-table memory. The allocator retains
+/// memory that a table has freed for a few seconds. Without smoothing, that would make the next
+/// table spill.
 const RISE_TIME_CONSTANT_S: f64 = 10.0;
 
 /// Divides the process's memory limit among spaces.

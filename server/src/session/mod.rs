@@ -54,7 +54,7 @@ pub(crate) struct LateReplies {
 }
 
 impl LateReplies {
-    /// Inserts the parts into the replies.
+    /// Inserts the late parts into the replies.
     pub(crate) fn complete(self, out: &mut Vec<u8>) {
         if !self.joined.is_empty() {
             let replies = std::mem::take(out);
@@ -80,11 +80,11 @@ pub(crate) struct Session {
     /// Watched keys by space number and id. If a key is watched twice, the version from the first
     /// WATCH is kept.
     pub(crate) watched: HashMap<Place, WatchedState>,
-    /// Whether a watched data set was replaced by another one. As in Redis, all watched keys then
-    /// count as modified.
+    /// Whether a watched data set was replaced by another data set. As in Redis, all watched keys
+    /// then count as modified.
     pub(crate) watch_lost: bool,
-    /// Whether EXEC is running. Its commands must not wait. They may suspend only if `may_suspend`
-    /// is set.
+    /// Whether EXEC is running. The commands in EXEC must not wait, and may suspend only if
+    /// `may_suspend` is set.
     pub(crate) in_exec: bool,
     /// Whether the commands of EXEC may suspend, because EXEC holds no locks.
     pub(crate) may_suspend: bool,

@@ -20,8 +20,8 @@ pub(crate) enum Suspension {
     Away(oneshot::Receiver<SuspendResult>),
     /// The command needs cold rows that are not in memory.
     MissingRows(Box<ColdReads>),
-    /// The cold rows are being read, or have been read. When they are available, the command runs
-    /// again.
+    /// The cold rows are being read, or have been read. When the rows are available, the command
+    /// runs again.
     RunAgain,
 }
 
@@ -92,7 +92,7 @@ mod tests {
     use node::roles::{Master, Order};
     use std::time::Duration;
 
-    /// A group of changes waits for room in the log, which another writer has filled. In the
+    /// A group of changes waits for space in the log, which another writer has filled. In the
     /// meantime the disk fails, or the node becomes a replica.
     #[tokio::test]
     async fn request_waiting_for_log_room_fails_without_a_trace() {

@@ -9,8 +9,8 @@ use node::runtime::pubsub::Kind;
 use resp::{Args, RequestQueue};
 use std::time::Duration;
 
-/// Bytes per watched key, rounded up: entries in the client's table and in the global one. A client
-/// has at most `max_watched_keys`.
+/// Bytes per watched key, rounded up: entries in the client's table and in the global table. A
+/// client has at most `max_watched_keys`.
 pub(crate) const WATCHED_BYTES: usize = 192;
 
 /// Maximum number of schema changes per transaction. Each change takes a few tenths of a
@@ -49,8 +49,8 @@ pub(crate) struct ExecProgress {
 }
 
 impl Transaction {
-    /// Queues a command. Returns false and marks the transaction as failed if that would take more
-    /// than `most` bytes.
+    /// Queues a command. Returns false and marks the transaction as failed if the queue would take
+    /// more than `most` bytes.
     pub(crate) fn push(&mut self, spec: &Spec, args: Args<'_>, most: usize) -> bool {
         // Compare with half the limit, because a growing vector may reserve twice its length.
         if self.kept.bytes() + args.iter().map(<[u8]>::len).sum::<usize>() + args.len() * 8

@@ -15,11 +15,12 @@
 //! ```
 //!
 //! The array stores the low `width` bits of each number. Larger numbers are *exceptions*. The
-//! positions of the exceptions follow the array, ascending and 12 bits each. Their upper parts,
-//! `high width` bits each, follow the positions. So the size of a block depends on its typical
-//! values, not on its largest ones. This is the "patched frame of reference" of Zukowski et al.,
-//! "Super-Scalar RAM-CPU Cache Compression", ICDE 2006. The writer chooses the width that minimises
-//! the column's size. A column has its lowest value as a base if that reduces its size.
+//! positions of the exceptions follow the array, ascending and 12 bits each. The upper parts of the
+//! exceptions, `high width` bits each, follow the positions. The size of a block therefore depends
+//! on its typical values, not on its largest values. The format is the "patched frame of reference"
+//! of Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", ICDE 2006. The writer chooses the
+//! width that minimises the column's size. A column has its lowest value as a base if that reduces
+//! its size.
 //!
 //! Reading one row scans the distances once and accesses each column once.
 

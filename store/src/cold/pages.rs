@@ -253,7 +253,7 @@ impl PageWriter {
     }
 }
 
-/// An open page file. Any thread can read it.
+/// An open page file. Any thread can read from an open file.
 #[derive(Debug)]
 pub struct PageFile {
     path: PathBuf,
@@ -301,7 +301,8 @@ impl PageFile {
             let what = format!("the file has {size} bytes, its header says {}", head.length());
             return Err(Error::corrupt(path, size, what));
         }
-        // Best effort. Without this hint the kernel may read more than one page per lookup.
+        // This call is best effort. Without this hint the kernel may read more than one page per
+        // lookup.
         let _ = file.expect_random();
         let at = page_offset(head.pages);
         let mut sums = vec![0; (head.sums_bytes() + head.note_bytes) as usize];
@@ -411,7 +412,7 @@ impl PageFile {
 impl Drop for PageFile {
     fn drop(&mut self) {
         if let Some(disk) = self.retired.get() {
-            // Best effort. The next startup removes the file if this fails.
+            // The removal is best effort. If it fails, the next startup removes the file.
             let _ = disk.remove(&self.entry.name);
         }
     }

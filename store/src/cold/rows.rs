@@ -16,9 +16,9 @@
 //! the file's range, and the ids of the index are ascending.
 //!
 //! An open file stores the packed index in memory, about four bytes per block. A lookup is a binary
-//! search in memory and one read of 4 KiB. An id outside `first..=last` costs no read. There is no
-//! filter for absent ids in this range. Clients mostly request existing ids, and one byte per row
-//! would exceed all other memory of spilled rows.
+//! search in memory and one read of 4 KiB. A lookup of an id outside `first..=last` reads nothing.
+//! There is no filter for absent ids in this range. Clients mostly request existing ids, and one
+//! byte per row would exceed all other memory of spilled rows.
 
 use std::sync::Arc;
 
@@ -131,7 +131,7 @@ impl BlockIndex {
     }
 }
 
-/// An open file of rows. Any thread can read it.
+/// An open file of rows. Any thread can read from an open file.
 #[derive(Debug)]
 pub struct ColdFile {
     pages: PageFile,

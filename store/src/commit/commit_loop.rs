@@ -1,5 +1,5 @@
 //! Rounds of the commit thread. A round removes the marked keys from the stripes, logs their state,
-//! syncs if due, and publishes its progress. A failed round returns the keys to the stripes (C4).
+//! syncs if due, and publishes its progress. A failed round returns the keys to their stripes (C4).
 //! The invariants are numbered in `mod.rs`.
 
 use std::sync::atomic::Ordering;
@@ -15,8 +15,8 @@ use crate::log::Log;
 use crate::record::Batch;
 use crate::time;
 
-/// Age of the oldest unsynced change at which `everysec` syncs. It is less than a second, because
-/// the sync also takes time.
+/// Age of the oldest unsynced change at which `everysec` syncs. This age is less than a second,
+/// because the sync also takes time.
 const MAX_UNSYNCED_AGE: Duration = Duration::from_millis(800);
 
 /// Interval for repeated reports of a persistent failure. `MAX_REPORTED_FAILURES` limits the number
@@ -375,8 +375,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.split_group();
         }
         source.batch_split(bytes);
-        // Split each stripe into as many batches as needed. A crash may lose some of them, but an
-        // oversized batch could never be logged.
+        // Split each stripe into as many batches as needed. A crash may lose some of these batches,
+        // but an oversized batch could never be logged.
         let committer = self.committer;
         for index in stripes {
             let stripe = committer.stripes[index].lock.lock();
@@ -529,7 +529,7 @@ impl<K: Copy + Ord> Committer<K> {
     fn sleep(&self, rounds: &Rounds<'_, K>) -> bool {
         let mut pending_requests = self.pending_requests.lock();
         let until = rounds.next_round_at();
-        // Marks do not wake the thread while the disk fails, because each attempt costs I/O.
+        // Marks do not wake the thread while the disk fails, because each attempt causes I/O.
         while (rounds.is_failing() || !self.is_wake_pending.load(Ordering::SeqCst))
             && !pending_requests.stop
         {

@@ -72,8 +72,8 @@ pub struct Committer<K> {
     pub(super) options: CommitOptions,
     pub(super) stripes: Box<[AlignedStripe<K>]>,
     pub(super) visibility_table: VisibilityTable,
-    /// Stripes that the next round reads together. A thread that locks several stripes locks this
-    /// first.
+    /// Stripes that the next round reads together. A thread that locks several stripes locks
+    /// `joined` first.
     pub(super) joined: Mutex<Joined<K>>,
     /// Bytes reserved for atomic groups that are not appended yet.
     pub(super) reserved: AtomicUsize,
@@ -224,8 +224,8 @@ impl<K: Copy + Ord> Committer<K> {
 
     /// Returns a ticket that covers all marks made before this call by any thread.
     ///
-    /// Only marks increase it. A caller that marked no key therefore waits only for marks of other
-    /// threads.
+    /// Only marks increase the ticket. A caller that marked no key therefore waits only for marks
+    /// of other threads.
     pub fn ticket(&self) -> Ticket {
         self.last_marked.load(Ordering::SeqCst)
     }

@@ -19,7 +19,7 @@
 //!   changes and marks both a counter and a flag, the log has both changes or neither. The thread
 //!   therefore reads the state under the stripe's lock. Without the lock, a batch could contain a
 //!   counter whose flag is only in the next batch.
-//! - **C3** A key marked many times in a round costs one record and little memory: stripes
+//! - **C3** A key that is marked many times in a round takes one record and little memory: stripes
 //!   deduplicate their keys as they grow.
 //! - **C4** A failed round loses nothing. The next round collects its keys and reads their state
 //!   again.
@@ -27,16 +27,16 @@
 //!   [`CommitOptions::crowded_keys`] in a stripe or [`CommitOptions::queued_keys`] in total, or
 //!   while large atomic groups are pending. The server then holds back writes.
 //! - **C6** All keys marked under one [`Exclusive`] guard share one batch, and no other writer
-//!   changes its stripes until it is dropped. If it marked keys in several stripes, the next round
-//!   reads those stripes together, under all their locks. [`Exclusive::join`] extends this to all
-//!   stripes of the guard, for changes of unknown ids.
+//!   changes its stripes until it is dropped. If the guard marked keys in several stripes, the next
+//!   round reads those stripes together, under all their locks. [`Exclusive::join`] extends this to
+//!   all stripes of the guard, for changes of unknown ids.
 //! - **C7** A batch contains each key once. A source may therefore sort its copies. The last batch
 //!   that contains a key has its latest state.
 //! - **C8** C6 holds despite the size limit of a batch ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)).
 //!   Before its first change the writer of an atomic group reserves space for the group
 //!   ([`Committer::reserve`]), and waits until pending groups leave enough space. Changes of other
-//!   writers in the same stripes may exceed the remaining space. They then get batches of their
-//!   own, except for changes of the same ids ([`LoggedState::may_split_between`]). Only a group
+//!   writers in the same stripes may exceed the remaining space. Such changes then get separate
+//!   batches, except for changes of the same ids ([`LoggedState::may_split_between`]). Only a group
 //!   without a sufficient reservation is split, down to the units that
 //!   [`LoggedState::may_split_between`] keeps together. A retry of an oversized batch would loop
 //!   forever.

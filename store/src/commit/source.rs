@@ -48,7 +48,7 @@ pub struct Committed {
     pub health: Health,
 }
 
-/// State that the commit thread logs. The server implements it.
+/// State that the commit thread logs. The server implements this trait.
 pub trait LoggedState<K> {
     /// Copies the current state of these keys (sorted, distinct). Runs under the stripe's lock, so
     /// it must be fast; `encode` does the slow work. Returns the approximate encoded size of all

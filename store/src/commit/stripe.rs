@@ -25,7 +25,7 @@ pub(super) struct Stripe<K> {
 }
 
 /// Lock of a stripe. The lock is re-entrant, so that a thread that has locked several stripes can
-/// enter one of them.
+/// enter one of these stripes.
 type StripeLock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
 pub(super) type StripeGuard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 

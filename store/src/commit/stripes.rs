@@ -33,8 +33,8 @@ const MAX_SINGLE_STRIPE_BYTES: usize = 64 << 10;
 
 #[cfg(debug_assertions)]
 thread_local! {
-    /// Whether this thread has locked several stripes. It must not enter other stripes, because
-    /// their changes would be in another batch.
+    /// Whether this thread has locked several stripes. Such a thread must not enter other stripes,
+    /// because their changes would be in another batch.
     static HOLDS_SEVERAL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -215,8 +215,8 @@ impl<K> Drop for WriteGuard<'_, K> {
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    // Inlined, so that the key goes from registers to the list. Reloading a key that the caller has
-    // just stored would stall on earlier stores.
+    // This function is inlined, so that the key goes from registers to the list. Reloading a key
+    // that the caller has just stored would stall on earlier stores.
     #[inline(always)]
     fn push(&self, stripe: &mut Stripe<K>, index: usize, key: K) {
         if stripe.keys.is_empty() {
@@ -304,20 +304,20 @@ impl<K: Copy + Ord> Committer<K> {
         self.hold(indexes)
     }
 
-    /// Enters all stripes, for changes of unknown ids. Costs about 10 ns per stripe.
+    /// Enters all stripes, for changes of unknown ids. The call takes about 10 ns per stripe.
     pub fn exclusive(&self) -> Exclusive<'_, K> {
         self.hold(0..self.stripes.len())
     }
 
     fn hold(&self, indexes: impl IntoIterator<Item = usize>) -> Exclusive<'_, K> {
-        // Prevents deadlock. Only the owner of this lock waits for a stripe while it has locked
-        // another.
+        // This lock prevents a deadlock. Only the owner of this lock waits for a stripe while it
+        // has locked another.
         let joined = self.joined.lock();
         let enter = |index: usize| {
             let guard = self.stripes[index].lock.lock();
             let mut stripe = guard.borrow_mut();
             (stripe.touched, stripe.is_reordered) = (false, false);
-            // Makes the next mark push its key, even if it equals the last one.
+            // Make the next mark push its key, even if that key equals the last key.
             stripe.last = None;
             let keys = stripe.keys.len();
             drop(stripe);

@@ -1,6 +1,6 @@
 //! Delay of replies that show changes which are not durable yet (C9).
 //!
-//! The commit thread works in *rounds*: a round logs and syncs all changes since the last one.
+//! The commit thread works in *rounds*: a round logs and syncs all changes since the last round.
 //! Other clients see a change as soon as it is made, before its round is synced. Under `always` no
 //! reply may show data that a power cut could destroy. After it has read an id, a reader therefore
 //! looks up the round of the id's last change, and delays the reply until that round is synced. A

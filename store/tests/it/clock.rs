@@ -14,7 +14,7 @@
 //!
 //! - `always`: no change is lost that was acknowledged (promise 3) or that a reader has seen (C9).
 //! - `everysec`: lost changes were acknowledged within one second of each other. If all syncs
-//!   succeed quickly, they are at most a second older than the crash.
+//!   succeed quickly, the lost changes are at most a second older than the crash.
 //! - The recovered state is a prefix of the history. If a round has several batches, this holds for
 //!   each key separately.
 //!
@@ -77,7 +77,7 @@ impl Machine {
         self.origin + Duration::from_millis(ms)
     }
 
-    /// Runs writers and readers for `ms`. Returns false if the crash comes first.
+    /// Runs writers and readers for `ms`. Returns false if the crash happens first.
     fn pass(&self, ms: u64) -> bool {
         let world = &mut *self.world.lock();
         let until = world.now_ms + ms;

@@ -328,7 +328,7 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
             n
         });
         assert_eq!(first, second);
-        // A round swaps the lists of stripes with empty ones, so releasing the memory of all lists
+        // A round swaps the lists of stripes with empty lists, so releasing the memory of all lists
         // takes two more rounds.
         (0..16).for_each(|key| _ = meeting.set(key, 2));
         thread.round().unwrap();
@@ -449,7 +449,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     // A guard without a change does not delay readers.
     drop(committer.enter(5));
     assert_eq!(sights(), [0; 3]);
-    // An outer guard does not overwrite the round of a nested one.
+    // An outer guard does not overwrite the round of a nested guard.
     let outer = committer.enter(5);
     let ticket = meeting.set(5, 8);
     drop(outer);

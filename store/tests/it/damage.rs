@@ -391,8 +391,8 @@ fn check_finds_a_sound_folder_good_and_dump_prints_every_file() {
     assert!(dump(&disk, "notes.txt", true, &mut Vec::new()).is_err());
 }
 
-/// A check continues after damage in the log or in the manifest, and reports each damaged file. It
-/// never syncs.
+/// A check continues after damage in the log or in the manifest, and reports each damaged file. The
+/// check never syncs.
 #[test]
 fn check_goes_on_behind_damage_and_syncs_nothing() {
     let whole = many_segments(4);
@@ -469,8 +469,8 @@ fn dump_prints_what_is_in_front_of_damage() {
     assert_eq!(String::from_utf8(text).unwrap().matches(" chunk, ").count(), 2);
 }
 
-/// Only replicas need segments before the replay position. A check reads them, but startup does
-/// not.
+/// Only replicas need segments before the replay position. A check reads these segments, but
+/// startup does not.
 #[test]
 fn what_is_kept_for_replicas_is_checked_too() {
     flip_what_is_kept(200);
@@ -565,7 +565,7 @@ fn decoders_are_total() {
     assert!(outcomes["corrupt"] > 1000 && outcomes["started"] > 100, "{outcomes:?}");
 }
 
-/// Recomputes the checksums of a segment, to test the code after them.
+/// Recomputes the checksums of a segment, to test the code that runs after the checksums match.
 fn fix_segment(bytes: &mut [u8]) {
     let crc = |parts: &[&[u8]]| {
         parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part)).to_le_bytes()

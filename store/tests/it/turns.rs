@@ -52,8 +52,8 @@ impl Crowd<'_> {
     }
 }
 
-/// Runs a reader until the disk crashes. It records a value as shown when that is safe (C9).
-/// Returns the highest shown value of each counter.
+/// Runs a reader until the disk crashes. The reader records a value as shown once a reply could
+/// show that value safely (C9). Returns the highest shown value of each counter.
 fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -> Vec<i64> {
     let mut shown = vec![0; engine.counters.len()];
     for key in (0..shown.len()).cycle() {
@@ -72,7 +72,8 @@ fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -
     shown
 }
 
-/// Asserts that `state` contains all acknowledged values. Returns their sum.
+/// Asserts that `state` contains all acknowledged values. Returns the sum of the acknowledged
+/// values.
 fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> i64 {
     let mut total = 0;
     for (key, acknowledged) in acknowledged.iter().enumerate() {

@@ -21,9 +21,9 @@
 //! | `likes` | 16 FEED.ACT of new likes, in a space without a ledger |
 //! | `exact` | `likes`, in a space with a ledger |
 //!
-//! The count covers the worker's thread, from requests to replies. It excludes the threads that
-//! read cold blocks, sockets between nodes, and the other nodes. The program prints the number of
-//! requests.
+//! The count covers the worker's thread, from requests to replies. The count excludes the threads
+//! that read cold blocks, sockets between nodes, and the other nodes. The program prints the number
+//! of requests.
 
 use std::error::Error;
 use std::fmt::Write;

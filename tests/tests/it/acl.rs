@@ -221,7 +221,7 @@ fn mark_needs_the_right_to_feed_act() {
         "~* +@all -@write",
         "~* +@all -feed.act",
         "$home %W$like +feed.get",
-        // The rights to FEED.ACT and to FEED.GET are in different selectors.
+        // The permissions for FEED.ACT and for FEED.GET are in different selectors.
         "~* +feed.get (~* +feed.act)",
     ]
     .into_iter()
@@ -244,7 +244,7 @@ fn mark_needs_the_right_to_feed_act() {
         assert!(inline(&mut admin, &dry).starts_with('$'), "{rules}");
         assert_eq!(admin.line(), refusal.replacen('t', "T", 1), "{rules}");
         assert_eq!(inline(&mut admin, &format!("ACL DRYRUN {name} FEED.GET home 7 1")), OK);
-        // EXEC checks the right again.
+        // EXEC checks the permission again.
         assert_eq!(inline(&mut admin, &format!("ACL SETUSER {name} ~* +feed.act")), OK);
         assert_eq!(inline(&mut raw, "MULTI"), OK);
         assert_eq!(inline(&mut raw, "FEED.GET home 7 1 MARK like"), "+QUEUED");
@@ -265,7 +265,7 @@ fn mark_needs_the_right_to_feed_act() {
     admin.request(&["PH.EXISTS", "liked", "7", "1"]).expect("*1\r\n:1\r\n");
 }
 
-/// A client that revokes its own channels or user by ACL LOAD still gets its +OK.
+/// A client that revokes its own channels or user with ACL LOAD still receives its +OK.
 #[test]
 fn acl_load_answers_the_client_whose_connection_it_ends() {
     let folder = tempfile::tempdir().unwrap();

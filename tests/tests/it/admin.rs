@@ -530,8 +530,8 @@ fn slow_clients_do_not_keep_others_out() {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
-/// Scraping 100 spaces, the maximum, takes under 20 ms in an optimized build. This debug build,
-/// sharing the machine with other tests, checks the order of magnitude only.
+/// Scraping 100 spaces, the maximum, takes under 20 ms in an optimized build. This test uses a
+/// debug build and shares the machine with other tests, so it checks only the order of magnitude.
 #[test]
 fn a_scrape_of_100_spaces_takes_milliseconds() {
     let (server, address) = with_admin(|config| {

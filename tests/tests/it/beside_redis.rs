@@ -114,8 +114,8 @@ fn commands_are_described_as_redis_describes_them() {
     names.extend(
         ["object|encoding", "memory|usage", "client|list", "config|set"].map(str::to_owned),
     );
-    // Shard channels count as keys only for cluster clients. SHUTDOWN, DEBUG and INFO take other
-    // arguments than in Redis. Tidemark refuses SINTERCARD for any keys.
+    // Shard channels count as keys only for cluster clients. SHUTDOWN, DEBUG and INFO accept
+    // different arguments than in Redis. Tidemark refuses SINTERCARD for any keys.
     let others = [
         "ssubscribe",
         "sunsubscribe",

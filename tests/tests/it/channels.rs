@@ -1,6 +1,6 @@
 //! Publish/subscribe: messages cross workers in order, in both protocols. A subscriber that does
-//! not read is disconnected without effect on others. CLIENT KILL and CLIENT PAUSE are tested here
-//! as well.
+//! not read is disconnected without effect on other clients. CLIENT KILL and CLIENT PAUSE are
+//! tested here as well.
 
 use std::time::{Duration, Instant};
 use tidemark_tests::{DEFAULT_TIMEOUT, Raw, TestServer, eventually};
@@ -230,7 +230,8 @@ fn names_and_numbers_of_subscriptions_are_limited() {
         raw.ask(&["PSUBSCRIBE", &"x".repeat(500)]),
         "-ERR pattern too long: at most 256 bytes"
     );
-    // The limit in bytes covers all kinds of subscriptions; a repeated one takes no more memory.
+    // The limit in bytes covers all kinds of subscriptions; a repeated subscription takes no
+    // additional memory.
     admin_sets(&server, "server.max_subscriptions_memory", "2048");
     raw.request(&["HELLO", "3"]);
     while raw.line() != "modules" {}

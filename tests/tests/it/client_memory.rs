@@ -1,5 +1,5 @@
-//! Memory limit of client buffers: above it, the client with the largest buffers is evicted, and no
-//! other is affected.
+//! Memory limit of client buffers: above the limit, the client with the largest buffers is evicted,
+//! and no other client is affected.
 
 use tidemark_tests::{Raw, TestServer, eventually};
 

@@ -89,8 +89,8 @@ pub(crate) fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
     }
 }
 
-/// Sends idempotent changes and retries after OOM errors: with a small limit the next table may
-/// briefly have no room.
+/// Sends idempotent changes and retries after OOM errors: with a small limit there may briefly be
+/// no memory for the next table.
 pub(crate) fn retry_after_oom(pipe: &redis::Pipeline, connection: &mut Connection) {
     let mut told = pipe.query::<Value>(connection);
     let started = std::time::Instant::now();
@@ -329,7 +329,7 @@ fn changes_are_merged_by_themselves() {
 }
 
 /// Each file costs a descriptor and a search step, so files with few remaining rows are merged into
-/// one. A merge keeps to its byte rate until a writer needs memory or the server stops.
+/// one. A merge observes its rate limit until a writer needs memory or the server stops.
 #[test]
 fn a_slow_merge_delays_no_request() {
     let server = TestServer::with(|config| {
@@ -674,8 +674,8 @@ fn replica_reads_cold_files_spills_and_can_be_promoted() {
     verify(&replica, &truth, &[]);
 }
 
-/// Hundreds of connections request cold pages, and some close before the reply; the others receive
-/// correct rows.
+/// Hundreds of connections request cold pages, and some close before the reply; the other
+/// connections receive correct rows.
 #[test]
 fn hundreds_of_connections_read_cold_pages() {
     const LINKS: usize = 300;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use tidemark_tests::TestServer;
 
 /// Cold files have their own size limit, which simulates a disk that fills up during a spill or a
-/// merge while the log still has room.
+/// merge while the log still has space.
 #[test]
 fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
     let server = TestServer::with(|config| {

@@ -186,8 +186,8 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     assert!(told.contains("Invalid number of tables '-1'"), "{told}");
 }
 
-/// Late likes of cold tables wait in memory for a merge. They are accepted even if the memory limit
-/// leaves room for the newest table only.
+/// Late likes of cold tables wait in memory for a merge. Such likes are accepted even if the memory
+/// limit leaves space for only the newest table.
 #[test]
 fn late_likes_wait_for_merges_and_are_not_refused() {
     for (posts, limit) in [(6_000, 0), (1_500, 14 * 4096)] {
@@ -304,8 +304,8 @@ fn a_spoiled_page_is_an_error_and_never_a_no() {
     assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
 }
 
-/// Without room for cold files, the newest table grows until writes are refused with a clear error.
-/// No pair is lost, and spilling resumes once there is room.
+/// Without space for cold files, the newest table grows until writes are refused with a clear
+/// error. No pair is lost, and spilling resumes once there is space.
 #[test]
 fn pairs_survive_and_spilling_resumes_after_cold_files_are_full() {
     let server = TestServer::with(|config| {

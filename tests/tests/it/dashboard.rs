@@ -49,8 +49,8 @@ fn is_between(shown: &str, before: &str, after: &str) -> bool {
     }
 }
 
-/// Checks that every value on the page equals the one of INFO. Retries those that differ, because
-/// some values change while the server runs.
+/// Checks that every value on the page equals the one of INFO. Retries the values that differ,
+/// because some values change while the server runs.
 fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
     let rounds = "Number(document.body.dataset.rounds)";
     let mut wrong: BTreeSet<String> = figures(browser).into_keys().collect();

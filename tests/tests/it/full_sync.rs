@@ -374,8 +374,8 @@ fn when_loaded(raw: &mut tidemark_tests::Raw, words: &[&str]) -> String {
     }
 }
 
-/// A full sync closes no client connection: an idle client, a busy one, a subscriber, a transaction
-/// with a watched key, and a monitor all stay connected.
+/// A full sync closes no client connection: an idle client, a busy client, a subscriber, a
+/// transaction with a watched key, and a monitor all stay connected.
 #[test]
 fn clients_of_a_replica_stay_connected_through_a_full_sync() {
     let quiet = |config: &mut Config| config.durability.snapshot_every_s = 0;

@@ -187,7 +187,7 @@ fn deleted_keys_are_found_and_deleted() {
 }
 
 /// Finds fields deleted from bucket hashes. In one layout a bucket has consecutive ids, in the
-/// other arbitrary ones.
+/// other layout arbitrary ids.
 #[test]
 fn deleted_fields_of_buckets_are_found() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -600,7 +600,7 @@ fn export_and_import_are_inverse() {
 }
 
 /// A post may have counters in a hash and in separate keys, as the default patterns allow. Neither
-/// overwrites the other, in any order of SCAN and after later changes of the hash.
+/// form overwrites the other, in any order of SCAN and after later changes of the hash.
 #[test]
 fn hash_and_keys_of_single_counters_make_one_row() {
     let (redis, server) = (start_redis(), TestServer::start());

@@ -358,7 +358,7 @@ fn counters_and_flags_may_share_bare_ids() {
     for (request, reply) in asked {
         assert_eq!(ask(&mut raw, request), reply, "{request}");
     }
-    // The key 50 is both a row and a pair, so WATCH detects changes of both.
+    // The key 50 is both a row and a pair, so WATCH detects changes of the row and of the pair.
     let mut other = server.raw();
     assert_eq!(ask(&mut raw, "WATCH 50"), "+OK");
     assert_eq!(ask(&mut other, "BFSET 50"), ":0");

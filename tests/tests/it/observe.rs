@@ -252,7 +252,7 @@ fn monitor_sees_commands_and_does_not_block_clients() {
             "\"EXEC\""
         ]
     );
-    // A monitor that stops reading is disconnected without effect on others.
+    // A monitor that stops reading is disconnected without effect on other clients.
     let text = "x".repeat(4000);
     let started = Instant::now();
     let list = |raw: &mut tidemark_tests::Raw| {

@@ -1,10 +1,10 @@
 //! Cost of the path from request to reply in machine-independent units: instructions and
 //! allocations.
 //!
-//! Instructions are counted in the debug build, the only one that CI compiles. They detect
-//! regressions and say nothing about speed; docs/performance.md has release measurements. After an
-//! intended change, or with a new compiler, update the numbers from `cargo test -p tidemark-tests
-//! --test it path -- --nocapture`.
+//! Instructions are counted in the debug build, the only one that CI compiles. Instruction counts
+//! detect regressions but do not measure speed. docs/performance.md has measurements of release
+//! builds. After an intended change, or with a new compiler, update the numbers from `cargo test -p
+//! tidemark-tests --test it path -- --nocapture`.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -136,7 +136,7 @@ fn reads_allocate_nothing() {
 fn rows_are_asked_for_together() {
     let server = TestServer::start();
     let mut local = server.server().local().unwrap();
-    // Few enough rows that each is in its first bucket, but enough for the space to learn the
+    // Use few enough rows that each is in its first bucket, but enough that the space learns the
     // normal range of ids.
     let ids: Vec<String> =
         (0..200).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();

@@ -1,4 +1,4 @@
-//! Replication tests: attach, disconnect, promotion. This file has the shared helpers.
+//! Replication tests: attach, disconnect, promotion. This file contains the shared helpers.
 
 mod failover;
 mod fence;

@@ -21,7 +21,7 @@ fn like_all(connection: &mut Connection, viewer: u64, rng: &mut fastrand::Rng) {
 }
 
 /// Checks that every flag that was set reads as set, and that at most a few of 20,000 other flags
-/// do.
+/// read as set.
 fn verify(connection: &mut Connection) {
     let posts: Vec<u64> = (1..=POSTS).collect();
     let mut flags = |viewer: u64| -> u64 {

@@ -402,7 +402,7 @@ fn schemas_change_under_traffic() {
     verify(&server.restart(), "after a restart");
 }
 
-/// The default view names its fields, so a new field does not change it. Fields that it names
+/// The default view names its fields, so a new field does not change the view. Fields that it names
 /// cannot be dropped.
 #[test]
 fn default_view_keeps_its_values_when_a_field_is_added() {

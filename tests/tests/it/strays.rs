@@ -53,7 +53,7 @@ fn traffic(c: &mut Connection, from: u64, to: u64) {
 fn verify(c: &mut Connection, posts: u64, strays: u64, what: &str) {
     let all = tables(c, "liked");
     let horizon = number(&all[0], "low") as u64;
-    // Six full tables of 8,000 pairs, whose pages have some spare room.
+    // Six full tables of 8,000 pairs, whose pages have some spare space.
     let kept = 6 * 8909 / LIKES;
     assert!(
         horizon > FIRST + posts - kept && horizon < FIRST + posts - kept / 3,
@@ -109,8 +109,8 @@ fn pairs_of_ids_near_the_end_of_all_take_nothing_from_others() {
     flood(c, 700, 6000);
     traffic(c, 6000, 12_000);
     verify(c, 12_000, 6000, "beside strays");
-    // Add more outliers than can be stored outside the tables. They still get no tables, because
-    // they are too close to the end.
+    // Add more outliers than can be stored outside the tables. These outliers still get no tables,
+    // because they are too close to the end of the id space.
     flood(c, 6000, 80_000);
     traffic(c, 12_000, 18_000);
     verify(c, 18_000, 80_000, "beside many");
@@ -229,7 +229,8 @@ fn a_popular_post_keeps_no_traffic_out_beside_many_strays() {
     verify(&mut server.connection(), "after another");
 }
 
-/// With more outlier rows than there is room for, the traffic can still jump to a new range.
+/// The traffic can jump to a new range even if there are more outlier rows than the space can
+/// store.
 #[test]
 fn rows_near_the_end_of_all_leave_room_for_a_new_range() {
     const LIMIT: u64 = 8 << 20;

@@ -393,7 +393,7 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     // An invalidation for the target's own change follows its reply.
     run_quietly(&mut one, &["GET", "post:1:like"]);
     new.request(&["INCR", "post:1:like"]).expect(":4\r\n").expect(&invalidate(&["post:1:like"]));
-    // A RESP2 client without redirection gets nothing.
+    // A RESP2 client without redirection receives no invalidations.
     let mut dumb = server.raw();
     track(&mut dumb, &[]);
     run_quietly(&mut dumb, &["GET", "post:1:like"]);

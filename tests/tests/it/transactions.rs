@@ -480,8 +480,9 @@ fn info_in_a_transaction_does_not_wait() {
         .unwrap();
 }
 
-/// A transaction can hold any number of commands about the server, and others wait for them. After
-/// a time budget the rest is refused, while data commands still run.
+/// A transaction can hold any number of commands about the server, and other clients wait for these
+/// commands. Once a time budget is exhausted, further such commands are refused, while data
+/// commands still run.
 #[test]
 fn commands_about_the_server_do_not_keep_others_out_for_long() {
     let server = TestServer::start();

@@ -208,8 +208,8 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         thread.round().unwrap();
         assert!(meeting.set_together(10..20, 1));
         thread.round().unwrap();
-        // Dropping a reservation releases it, even if the group marked no key, or keys of only one
-        // stripe.
+        // Dropping a reservation releases its bytes, even if the group marked no key, or keys of
+        // only one stripe.
         drop(meeting.committer.reserve(bytes_of(15)).unwrap());
         drop(meeting.committer.reserve(bytes_of(15)).unwrap().exclusive());
         assert!(meeting.set_together(7..8, 2));
