@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// Polling interval per node in a cluster of up to a hundred nodes.
+/// Polling interval for each node, in a cluster of up to a hundred nodes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum polling interval, multiplied by the number of cluster members. Bounds the polling rate
 /// in large clusters.
@@ -43,8 +43,8 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
 /// Lets a fenced master accept writes again when other nodes confirm its role.
 async fn lift_fences(host: &Arc<Host>) -> std::convert::Infallible {
     let process = host.node().process();
-    // After a final refusal, do not ask for confirmation again under the same topology. The node
-    // that refused might be unreachable then, and the others might confirm.
+    // After a final refusal, do not ask for confirmation again under the same topology. On a second
+    // attempt, the node that refused might be unreachable, and the others might confirm.
     let mut refused = None;
     loop {
         let topology = process.cluster.topology();

@@ -22,7 +22,7 @@ pub(crate) struct PendingCommand {
 
 pub(crate) struct Client {
     pipe: DuplexStream,
-    /// Received bytes that are not parsed yet.
+    /// Bytes that were received and are not parsed yet.
     came: Vec<u8>,
     pub(crate) asked: VecDeque<PendingCommand>,
 }

@@ -6,7 +6,7 @@ use std::ops::AddAssign;
 /// Kind of work that a step performs. Crashes are counted for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Section {
-    /// Connections: requests and replies.
+    /// Work of the connections: requests and replies.
     Clients,
     /// A commit by the commit thread.
     Commit,
@@ -14,7 +14,7 @@ pub enum Section {
     Spill,
     /// A snapshot.
     Snapshot,
-    /// Work of a command on another thread: TM.SPILL, a catalogue change, cold reads.
+    /// Work that a command does on another thread: TM.SPILL, a catalogue change, cold reads.
     Work,
     /// Startup of the server.
     Recovery,

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// successful commit.
 pub(crate) const MAX_LOSS_SPAN: Duration = Duration::from_secs(1);
 
-/// Length of the history stored per row. Every read completes within this time.
+/// Length of the history stored per row. Every read completes within this period.
 const HISTORY_SPAN: Duration = Duration::from_secs(200);
 
 /// Identifies a row by space and id.
@@ -37,7 +37,7 @@ pub(crate) const REPOST: Flag = 1;
 pub(crate) const READ: Flag = 2;
 pub(crate) const SEEN: Flag = 3;
 
-/// Flags whose old tables are recycled. A read of a recycled flag replies nil.
+/// Flags whose old tables are recycled. A read of a recycled flag returns nil.
 pub(crate) const RECYCLED: [Flag; 2] = [READ, SEEN];
 
 /// State of a row.
@@ -353,7 +353,7 @@ impl Model {
 
     /// Called after the death of the process. `committed` is the start of the last successful
     /// commit. With `exact`, no acknowledged change may be lost. Otherwise, changes acknowledged
-    /// before `committed` minus one second must survive, and later ones may be lost.
+    /// before `committed` minus one second must survive, and later changes may be lost.
     pub(crate) fn crash(&mut self, at: Duration, committed: Duration, exact: bool) {
         for row in self.rows.values_mut() {
             let mut states = States::new();
@@ -366,7 +366,7 @@ impl Model {
                 }
             }
             if let Some(step) = row.asked.take() {
-                // A change that a reader has seen is as durable as an acknowledged one.
+                // A change that a reader has seen is as durable as an acknowledged change.
                 if exact && row.shown {
                     states.clear();
                 }

@@ -53,7 +53,7 @@ impl World {
         self.restart_replica_if_needed();
     }
 
-    /// Restarts the replica's process after a crash, or if it must open its folder again.
+    /// Restarts the replica's process after a crash, or if the process must open its folder again.
     fn restart_replica_if_needed(&self) {
         if self.other().disk().crashed() {
             self.counts.borrow_mut().replica_crashes += 1;
@@ -185,7 +185,7 @@ impl World {
     }
 
     /// After the master's death, promotes the replica if it can replace the master and a random
-    /// draw selects this.
+    /// draw selects the promotion.
     pub(crate) fn fail_over(&self) -> bool {
         if !self.is_pair() || !self.link.is_fit.get() || self.chance(3) {
             return false;
@@ -196,7 +196,7 @@ impl World {
         }
         // The replica's log is final, because the replica receives nothing without a master.
         let has_before = self.link.has_all_before(process.node.durability.positions().0.offset);
-        // The model cannot undo changes of the catalogue, so none may be lost.
+        // The model cannot undo changes of the catalogue, so no such change may be lost.
         let catalogue_is_there = {
             let workload = self.workload.borrow();
             !workload.catalogue.changing

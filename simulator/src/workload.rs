@@ -45,7 +45,7 @@ pub(crate) enum ReplyShape {
     Admin(Admin),
 }
 
-/// Command of an operator.
+/// Administrative command of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Admin {
     AddField(String),
@@ -63,7 +63,7 @@ pub(crate) enum Admin {
 /// Fields and spaces that the workload has added to the configured ones.
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
-    /// Added fields of posts.
+    /// Fields that were added to posts.
     pub(crate) fields: BTreeSet<String>,
     /// Space that the workload creates and drops.
     pub(crate) extra: Option<u32>,
@@ -71,10 +71,10 @@ pub(crate) struct Catalogue {
     /// Number of names created so far. The number becomes part of each new name, so that no name is
     /// reused.
     next_name: u32,
-    /// Added and dropped fields, with the time of the reply.
+    /// Fields that were added or dropped, with the time of the reply.
     pub(crate) altered: BTreeMap<String, Duration>,
-    /// Whether a snapshot is pending. Only one may be pending, because the order in which tokio
-    /// wakes waiters is random and does not depend on the seed.
+    /// Whether a snapshot is pending. Only one snapshot may be pending, because the order in which
+    /// tokio wakes waiters is random and does not depend on the seed.
     pub(crate) saving: bool,
     /// Whether a change of the catalogue is pending. Other commands then avoid the affected names.
     pub(crate) changing: bool,
@@ -256,7 +256,7 @@ impl Workload {
         let recent = end.saturating_sub(100).max(first);
         let end = end.max(first + 1);
         let ids = match random.u32(0..40) {
-            // Ids greater than all others. Later posts will have these ids.
+            // Use ids greater than all others. Later posts will have these ids.
             0..=4 => end..end + 3 * NEW_POSTS_PER_COMMAND,
             5 => FAR_RANGE_START..FAR_RANGE_START + NEW_POSTS_PER_COMMAND,
             6..=8 if range > 0 => RANGES[range]..first,

@@ -1,4 +1,4 @@
-//! Main loop of a run. The seed is its only input.
+//! Main loop of a run. The seed is the only input of a run.
 //!
 //! Long: this file contains all steps and faults, because they draw from one random number
 //! generator in a fixed order.
@@ -172,8 +172,8 @@ impl Machine {
 impl World {
     /// Creates a world with one machine, or with two for a master and its replica.
     pub(crate) fn new(seed: u64, machines: usize) -> Rc<World> {
-        // Create the folders before seeding, because temporary names consume random numbers, and
-        // more of them if a name exists.
+        // Create the folders before seeding, because the choice of a temporary name consumes random
+        // numbers, and more of them if the name exists.
         let folders: Vec<TempDir> =
             (0..machines).map(|_| tempfile::tempdir().expect("a folder for the role")).collect();
         let mut random = fastrand::Rng::with_seed(seed);

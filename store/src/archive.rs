@@ -1,5 +1,5 @@
-//! Log archive in the backup folder. A restore can use it to replay the log past the end of a
-//! backup, up to any position or time.
+//! Log archive in the backup folder. A restore can use the archive to replay the log past the end
+//! of a backup, up to any position or time.
 //!
 //! ```text
 //!   log/<lineage>-<term>/log-0000000000000012.tlog     complete: a hard link if possible
@@ -56,7 +56,8 @@ impl Archive {
 
     /// Archives the log up to `durable`. Returns the first segment that the archive still needs.
     ///
-    /// `advance` receives the number of copied bytes, and its error aborts the call.
+    /// `advance` receives the number of copied bytes. If it returns an error, the call stops with
+    /// that error.
     pub fn follow(
         &mut self,
         store: &Store,
@@ -123,7 +124,7 @@ impl Archive {
         if let Some(have) = have.filter(|have| *have <= size) {
             let io = |e| Error::io(&there, "opening", e);
             let file = to.open_write(&name).map_err(io)?;
-            // Truncates the remains of a failed attempt.
+            // Truncate the bytes that a failed attempt has left.
             file.set_size(have).map_err(io)?;
             return append((from, &name), (&*file, &there), have..bytes, advance).map(|_| ());
         }

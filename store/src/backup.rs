@@ -1,5 +1,5 @@
 //! Backups. A backup is a folder with a complete data set as of one log position. The server makes
-//! it while it accepts writes.
+//! a backup while it accepts writes.
 //!
 //! ```text
 //!   tidemark.backup              description of the backup, see below
@@ -157,7 +157,8 @@ impl Backup {
             let f = lines.fields("file", 3)?;
             let file = number(f[1]).zip(hexadecimal(f[2])).filter(|_| is_plain_name(f[0]));
             let (bytes, check) = file.ok_or_else(|| bad(start, "invalid file entry"))?;
-            // Twice the manifest's limit, because the log's segments are also files of a backup.
+            // The limit is twice the manifest's limit, because the log's segments are also files of
+            // a backup.
             let fits = files.len() < 2 * MAX_FILES && bytes <= 1 << 44;
             if !fits || files.last().is_some_and(|last| *last.name >= *f[0]) {
                 return Err(bad(start, "too many files, too long, or out of order"));
@@ -258,7 +259,7 @@ pub fn back_up(
         .make()
         .and_then(|backup| publish(&unfinished, folder, &parent).map(|()| backup));
     if made.is_err() {
-        // Frees space, because a full disk may have caused the failure.
+        // Free the space, because a full disk may have caused the failure.
         let _ = clear(&unfinished);
     }
     made

@@ -28,8 +28,8 @@
 //! 5. `chain` matches.
 //!
 //! Recovery (replay.rs) needs both checksums. With `check` and `previous`, a reader can recognise a
-//! valid batch after damaged bytes. Its `unsynced` field then shows whether those bytes were
-//! durable, which distinguishes damage from a torn tail.
+//! valid batch after damaged bytes. The `unsynced` field of that batch then shows whether the
+//! damaged bytes were durable, which distinguishes damage from a torn tail.
 
 use crate::frame::{Check, u32_at, u64_at};
 

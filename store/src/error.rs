@@ -1,4 +1,4 @@
-//! Errors of the store, classified by the caller's next step.
+//! Errors of the store, classified by how the caller handles them.
 //!
 //! | error | the caller |
 //! |---|---|

@@ -355,7 +355,8 @@ pub fn cold(input: &[u8]) {
         let _ = cold.get(id, &mut out[..columns]);
     }
     if sound {
-        // Each lookup reads a block, so only a sample is tested. The walk below compares all rows.
+        // Each lookup reads a block, so look up only a sample of the rows. The walk below compares
+        // all rows.
         for (id, values) in rows.iter().step_by(1 + rows.len() / 256) {
             assert!(cold.get(*id, &mut out[..columns]).expect("a sound file"), "{id}");
             assert_eq!(out[..columns], values[..], "{id}");

@@ -2,8 +2,8 @@
 //! until it is complete. A manifest then names the file.
 //!
 //! These files are large and unlikely to be read soon, so they bypass the page cache
-//! (`Disk::create_uncached`). In the cache they would evict useful pages. The kernel's work per
-//! cached page would also delay requests of threads on the same CPU.
+//! (`Disk::create_uncached`). In the page cache these files would evict useful pages. The kernel's
+//! work per cached page would also delay requests of threads on the same CPU.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const WRITE_BYTES: usize = 1 << 20;
 
 /// Write buffer, aligned for direct I/O.
 struct AlignedBuffer {
-    /// Never reallocated, so the alignment is stable.
+    /// Memory of the buffer. It is never reallocated, so the alignment is stable.
     memory: Vec<u8>,
     /// Index of the first aligned byte in `memory`.
     start: usize,

@@ -17,7 +17,8 @@
 //! - **L2** A segment's header and name are durable before its first batch is written. The previous
 //!   segment is synced before that.
 //! - **L3** Batches between `durable` and `written` are also in memory, bounded by
-//!   [`LogOptions::unsynced_bytes`]. A file failure cannot lose them while the process runs.
+//!   [`LogOptions::unsynced_bytes`]. A file failure cannot lose these batches while the process
+//!   runs.
 //! - **L4** Recovery never mistakes the remains of a failed `append` for an acknowledged write. A
 //!   later `append` continues at the end of the last successful `append`.
 //! - **L5** The log writes nothing to a segment after it has tried to create a successor, even if
@@ -107,7 +108,8 @@ pub struct LogStats {
     pub segments: u64,
     /// Failed syncs and writes, except for a full disk.
     pub failures: u64,
-    /// Recoveries from a failed segment, which write its unsynced batches to a new segment.
+    /// Recoveries from a failed segment. Each one writes the unsynced batches of that segment to a
+    /// new segment.
     pub healed: u64,
 }
 
@@ -344,8 +346,8 @@ impl Log {
                 self.stats.bytes += frame.len() as u64;
             }
             Err(error) => {
-                // L4: truncate the partial batch to free its space. Recovery would treat it as a
-                // torn tail.
+                // L4: truncate the partial batch to free its space. Recovery would treat the
+                // partial batch as a torn tail.
                 self.was_truncated = true;
                 let cut = self.file.as_ref().is_some_and(|f| f.set_size(self.written.byte).is_ok());
                 if !cut || !matches!(error, Error::Full { .. }) {

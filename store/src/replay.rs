@@ -1,9 +1,9 @@
 //! Reading the log: selection of segments, validation of batches, and detection of the end.
 //!
 //! **Segments.** Recovery follows the predecessors from the newest segment back (segment.rs). Other
-//! segments are void if a segment of this path declares them void. Otherwise they are an error. If
-//! the newest file has neither a valid header nor a batch, its creation was interrupted. Such a
-//! file contains no acknowledged write.
+//! segments are void if a segment of this path declares them void. Otherwise their presence is an
+//! error. If the newest file has neither a valid header nor a batch, its creation was interrupted.
+//! Such a file contains no acknowledged write.
 //!
 //! **Batches.** Recovery reads all valid batches in order. A segment with a successor must be valid
 //! exactly up to the successor's base. The newest segment ends at its first invalid batch, at byte
@@ -32,7 +32,7 @@ use crate::segment::{
     segment_name,
 };
 
-/// Read size in bytes. Larger batches enlarge the buffer up to their limit.
+/// Read size in bytes. Larger batches enlarge the buffer, up to the size limit of a batch.
 const READ_BYTES: usize = 1 << 20;
 
 /// Segments that recovery reads, oldest first, and the other segments in the folder.
@@ -258,8 +258,8 @@ pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<Se
 ///
 /// The header of the newest file, or of several unfinished files, may exist only in the page cache.
 /// This happens if its sync failed and the process died before it could remove the file. If the log
-/// continued after such a header, both could be lost. Older segments are safe, because they were
-/// durable before their successor was created.
+/// continued after such a header, the header and the later segments could be lost. Older segments
+/// are safe, because they were durable before their successor was created.
 fn reload_from_device(disk: &dyn Disk, number: u64) -> Result<()> {
     let name = segment_name(number);
     let path = disk.path(&name);

@@ -3,8 +3,8 @@
 //! 1. [`plan`] verifies every checksum of its input before any write, and determines where the log
 //!    will end.
 //! 2. [`restore`] writes the folder under a temporary name, then syncs and renames it. In an
-//!    existing empty folder, such as a mount point, it writes the manifest last. A server does not
-//!    start from a folder with files but no manifest.
+//!    existing empty folder, such as a mount point, [`restore`] writes the manifest last. A server
+//!    does not start from a folder with files but no manifest.
 //!
 //! As in a promotion, the log gets a new segment with a higher term. The restored node therefore
 //! begins a new history, which replicas can distinguish from the old history.

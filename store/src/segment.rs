@@ -34,8 +34,8 @@
 //! 2. the check matches;
 //! 3. the number equals that of the file name, and the lineage that of the manifest;
 //! 4. `previous` exists and contains valid batches exactly up to `base`, and its last batch has the
-//!    stated `chain` and `sequence`. This does not apply to the segment of the manifest's replay
-//!    position.
+//!    stated `chain` and `sequence`. This condition does not apply to the segment of the manifest's
+//!    replay position.
 //!
 //! The log creates and syncs a segment, and syncs the folder, before it writes the first batch. The
 //! log never renames a segment, and removes a segment when no manifest refers to it.
@@ -193,7 +193,8 @@ pub fn segment_name(segment: u64) -> String {
 pub enum SegmentName {
     /// A segment with this number.
     Segment(u64),
-    /// Resembles a segment name but is not canonical, so that two files could have the same number.
+    /// The name resembles a segment name but is not canonical, so that two files could have the
+    /// same number.
     Odd,
     /// Any other file.
     Other,

@@ -13,9 +13,9 @@
 //!
 //! After a crash before (1), the old data set remains, and a later attempt can use the fetched
 //! files. After (1), [`adopt`] completes the replacement at the next startup. Between (1) and (2)
-//! no staged file has its final name, so all segments with final names are old. After (2) all of
-//! them are new. Files that both data sets share, with equal lineage and entry, are neither fetched
-//! nor moved.
+//! no staged file has its final name, so all segments with final names are old. After (2) all
+//! segments with final names are new. Files that both data sets share, with equal lineage and
+//! entry, are neither fetched nor moved.
 
 use std::io;
 use std::ops::Range;
@@ -96,7 +96,7 @@ pub struct Staging {
     staged_disk: Arc<dyn Disk>,
     main: Arc<dyn Disk>,
     manifest: Manifest,
-    /// Files to fetch, largest first. The last one is fetched next.
+    /// Files to fetch, largest first. The last file is fetched next.
     missing: Vec<FileEntry>,
     /// Complete files of an earlier link that are not verified yet.
     left: Vec<FileEntry>,
@@ -111,7 +111,7 @@ pub struct Staging {
 /// Result of a write to a staged file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerifiedFile {
-    /// More bytes are needed.
+    /// The file is incomplete: more bytes are needed.
     Part,
     /// The file is complete and matches the manifest.
     Whole,
@@ -566,7 +566,7 @@ mod tests {
         let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
         assert_eq!(staging.wanted().unwrap(), Some((manifest.files[2].clone(), 0)));
 
-        // The master sends another manifest because its log grew over the limit. Verified files
+        // The master sends another manifest because its log grew over the limit. The verified files
         // stay verified.
         assert_eq!(staging.write(&long).unwrap(), VerifiedFile::Whole);
         let whole = staging.into_whole();

@@ -1,4 +1,5 @@
-//! The data folder. One process opens and loads it, and updates it with a [`Log`] and a manifest.
+//! The data folder. One process opens and loads the folder, and updates it with a [`Log`] and a
+//! manifest.
 //!
 //! ```text
 //!   Store::open      lock, manifest (or a new lineage), removal of unnamed files
@@ -501,8 +502,8 @@ impl Store {
         })
     }
 
-    /// Deletes files that the manifest no longer names, each one after its last reader. Pinned
-    /// files remain until a later [`Store::trim`].
+    /// Deletes files that the manifest no longer names, each file after its last reader has
+    /// finished. Pinned files remain until a later [`Store::trim`].
     pub fn retire<'f>(&self, files: impl IntoIterator<Item = &'f PageFile>) {
         let unpinned = files.into_iter().filter(|file| !self.is_pinned(&file.entry().name));
         unpinned.for_each(|file| file.retire(self.disk.clone()));
@@ -510,7 +511,7 @@ impl Store {
 
     /// Deletes complete files that were never added to the manifest.
     ///
-    /// This is best effort. [`Store::trim`] and the next startup delete remaining files.
+    /// The deletion is best effort. [`Store::trim`] and the next startup delete remaining files.
     pub fn discard(&self, files: &[FileEntry]) {
         let manifest = self.manifest.lock();
         if self.unconfirmed_manifests.load(Ordering::Relaxed) {
@@ -543,7 +544,8 @@ impl Store {
     /// unpublished cold file.
     pub fn trim(&self) -> Result<()> {
         // Read the unfinished snapshots and the manifest under both locks. A snapshot that is being
-        // published is then in one of the two. A snapshot that begins later has a higher number.
+        // published is then either unfinished or in the manifest. A snapshot that begins later has
+        // a higher number.
         let (building, manifest) = {
             let building = self.building.lock();
             let manifest = self.manifest.lock();

@@ -21,7 +21,7 @@ pub enum Step<'a> {
     Segment(SegmentHead),
     /// Fields of a batch, and its bytes in the file.
     Batch(BatchHead, &'a [u8]),
-    /// No more batches before the limit.
+    /// There are no more batches before the limit.
     End,
 }
 

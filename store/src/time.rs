@@ -1,9 +1,10 @@
 //! Clocks and waits. A simulator of the whole server can replace the clocks and waits.
 //!
-//! By default the functions call the operating system. On a thread that has called [`simulate`]
-//! they call its [`Simulator`]. Simulated time advances only under the simulator's control. When
-//! the thread would sleep or block, the simulator runs the work of other threads. One thread can
-//! therefore run several servers, and the same seed reproduces the same run.
+//! By default the functions call the operating system. On a thread that has called [`simulate`],
+//! the functions call the thread's [`Simulator`]. Simulated time advances only under the
+//! simulator's control. When the thread would sleep or block, the simulator runs the work of other
+//! threads. One thread can therefore run several servers, and the same seed reproduces the same
+//! run.
 
 use parking_lot::{Condvar, MutexGuard};
 use std::cell::{Cell, RefCell};

@@ -6,12 +6,13 @@
 //! only an incomplete request (`input`) and the replies that the socket did not accept (`pending`).
 //!
 //! Clients may send a whole pipeline before they read the first reply. The connection therefore
-//! executes requests while replies are pending, up to `max_output_buffer`. Above that limit
-//! it stops reading, and it closes if the client reads nothing for [`READER_TIMEOUT`]. Every buffer
-//! that a request can grow has a limit in [`Server`](node::config::Server).
+//! executes requests while replies are pending, up to `max_output_buffer`. Above that limit the
+//! connection stops reading, and it closes if the client reads nothing for [`READER_TIMEOUT`].
+//! Every buffer that a request can grow has a limit in [`Server`](node::config::Server).
 //!
 //! Between turns a connection holds a [`Host`] and no [`Node`], so it survives a full sync that
-//! replaces the data set. A suspended request may keep the old node alive until it finishes.
+//! replaces the data set. A suspended request may keep the old node alive until the request
+//! finishes.
 
 use crate::commands::connection::client;
 use crate::net::request_loop::{Closing, RequestLoop, TurnBuffers};
@@ -55,7 +56,7 @@ thread_local! {
     });
 }
 
-/// A client with a full output buffer is disconnected after reading nothing for this time.
+/// A client with a full output buffer is disconnected if it reads nothing for this long.
 const READER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval at which a connection with a suspended request checks whether its client has

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::DuplexStream;
 
-/// An in-process client. Its replies do not wait for fsync, even with policy `always`.
+/// An in-process client. Replies to this client do not wait for fsync, even with policy `always`.
 pub struct Local {
     node: Arc<Node>,
     processor: RequestLoop,

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 /// Number of reply bytes after which the loop stops and writes them to the socket.
 const WRITE_BYTES: usize = 256 << 10;
-/// Maximum number of reply bytes for an unauthenticated client. The limit bounds the work that its
+/// Maximum number of reply bytes for an unauthenticated client. The limit bounds the work that
 /// refused requests cause.
 const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
 const OUT_BYTES: usize = 64 << 10;
@@ -109,7 +109,8 @@ enum Wait {
     Rows(ColdReads),
 }
 
-/// Returns why the request must wait before it can run. `None` if it can run now.
+/// Returns the reason why the request must wait before it can run. `None` if the request can run
+/// now.
 #[inline(always)]
 fn waits(
     found: Found,
@@ -234,7 +235,7 @@ impl RequestLoop {
             self.session.topology = Some(node.cluster.topology());
         }
         let used = self.execute_with(node, tallies, buf, turn);
-        // Release the topology, so that an idle client does not keep an old one alive.
+        // Release the topology, so that an idle client does not keep an old topology alive.
         if self.in_cluster {
             self.session.topology = None;
             self.session.wait_for_nodes(|| node.process());
@@ -390,7 +391,7 @@ impl RequestLoop {
     }
 
     /// Suspends the current request until `wait` ends. `behind` contains the requests after the
-    /// current one. Their cold rows are fetched at the same time.
+    /// current one. The cold rows of these requests are fetched at the same time.
     #[cold]
     fn wait(&mut self, wait: Wait, node: Now<'_>, behind: &[u8]) {
         match wait {
@@ -563,7 +564,7 @@ impl RequestLoop {
         self.more = true;
     }
 
-    /// Bytes of memory held by the scanner and by a long request.
+    /// Returns the memory of the scanner and of a long request, in bytes.
     pub(crate) fn scanner_bytes(&self) -> usize {
         self.scanner.bytes() + self.long.as_ref().map_or(0, |long| long.1.bytes())
     }
@@ -618,7 +619,7 @@ impl RequestLoop {
                     at += length;
                     // The scanner can store the arguments of only one inline request. Before
                     // authentication, batches hold one request, because a successful AUTH changes
-                    // the limits for the next.
+                    // the limits for the next request.
                     let enough = batch.len() == MAX_BATCH_REQUESTS
                         || is_inline
                         || self.scanner.kept() >= AHEAD_ARGS;

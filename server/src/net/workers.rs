@@ -58,7 +58,7 @@ struct Arrival {
     encrypted: bool,
 }
 
-/// A worker, as seen by the acceptor.
+/// The acceptor's view of a worker.
 struct Worker {
     arrivals: mpsc::UnboundedSender<Arrival>,
     /// Number of connections that the worker serves or has in its queue.
@@ -78,7 +78,7 @@ pub(crate) fn start(
         encrypted.iter().filter_map(|listener| listener.local_addr().ok()).collect();
     let all =
         listeners.into_iter().map(|l| (l, false)).chain(encrypted.into_iter().map(|l| (l, true)));
-    // If a thread fails to start, the code below stops those already started.
+    // If a thread fails to start, the code below stops the threads that have already started.
     let spawned = (|| {
         for index in 0..host.tallies.len() {
             let (send, receive) = mpsc::unbounded_channel();
@@ -355,8 +355,8 @@ async fn work(
             Err(error) => tracing::warn!("cannot serve {}: {error}", client.peer),
         }
     }
-    // No command is being executed now. Close clients without pending replies. The others may read
-    // their replies until the deadline.
+    // No command is being executed now. Close clients without pending replies. The other clients
+    // may read their replies until the deadline.
     let deadline = Instant::now() + Duration::from_millis(host.config().server.shutdown_grace_ms);
     while load.load(Relaxed) > 0 && Instant::now() < deadline {
         for client in host.clients.list() {
@@ -387,8 +387,8 @@ const SHARE_EVERY: Duration = Duration::from_millis(50);
 /// Tables may use at least `1 / MIN_TABLE_SHARE` of the memory, regardless of other memory use.
 const MIN_TABLE_SHARE: u64 = 4;
 /// Time constant in seconds for smoothing increases of non-table memory. The allocator retains
-/// memory that a table has freed for a few seconds. Without smoothing, that would make the next
-/// table spill.
+/// memory that a table has freed for a few seconds. Without smoothing, this retained memory would
+/// make the next table spill.
 const RISE_TIME_CONSTANT_S: f64 = 10.0;
 
 /// Divides the process's memory limit among spaces.

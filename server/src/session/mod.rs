@@ -120,7 +120,7 @@ pub(crate) struct Session {
     /// Commit ticket that must be durable before the values read since the last reply may be shown
     /// (see `visibility.rs`).
     pub(crate) shown: Ticket,
-    /// Future that the replies of this iteration wait for. Set by the last command.
+    /// Future that the replies of this iteration wait for. The last command sets this future.
     pub(crate) hold: Option<Later>,
     /// Whether the reply of the last command comes from the future in `hold`.
     pub(crate) later: bool,

@@ -15,8 +15,8 @@ pub(crate) struct Scratch {
     pub(crate) answers: Vec<::phantom::Answer>,
     pub(crate) changes: Vec<::counter::Change>,
     pub(crate) page: Page,
-    /// For page entries with several ids. Each element contains one additional id of every entry,
-    /// and the page that was read for these ids.
+    /// Used for page entries with several ids. Each element contains one additional id of every
+    /// entry, and the page that was read for these ids.
     pub(crate) further: Vec<(Vec<u64>, Page)>,
     pub(crate) asked: Asked,
     pub(crate) unseen: Unseen,
@@ -37,7 +37,7 @@ impl Scratch {
         *self = Scratch::default();
     }
 
-    /// Bytes of memory that a long request uses between handler calls.
+    /// Returns the bytes of memory that a long request uses between handler calls.
     pub(crate) fn bytes(&self) -> usize {
         let further: usize = self.further.iter().map(|(ids, _)| ids.capacity()).sum();
         (self.ids.capacity() + further) * size_of::<u64>()

@@ -10,7 +10,7 @@ use resp::{Args, RequestQueue};
 use std::time::Duration;
 
 /// Bytes per watched key, rounded up: entries in the client's table and in the global table. A
-/// client has at most `max_watched_keys`.
+/// client may watch at most `max_watched_keys` keys.
 pub(crate) const WATCHED_BYTES: usize = 192;
 
 /// Maximum number of schema changes per transaction. Each change takes a few tenths of a

@@ -288,7 +288,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Validates the structure of a block. The caller has verified its checksum.
+    /// Validates the structure of a block. The caller has verified the block's checksum.
     pub(super) fn parse(
         bytes: &'a [u8; BLOCK_BYTES],
         columns: usize,
@@ -314,7 +314,8 @@ impl<'a> Block<'a> {
             }
             let base = match word >> 7 & 1 {
                 0 => None,
-                // The heads and bases of 65 arrays end before byte 1000.
+                // The base is within the block, because the heads and bases of 65 arrays end before
+                // byte 1000.
                 _ => {
                     bases += 8;
                     Some(u64_at(bytes, bases - 8) as i64)

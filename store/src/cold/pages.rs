@@ -1,5 +1,5 @@
-//! Page file format v2: pages of 4 KiB, a checksum for each, and a note with the caller's index. A
-//! lookup reads one page.
+//! Page file format v2: pages of 4 KiB, a checksum for each page, and a note with the caller's
+//! index. A lookup reads one page.
 //!
 //! ```text
 //!   offset  size  field
@@ -52,7 +52,7 @@ use crate::manifest::{FileEntry, Role, Tag};
 
 /// Size of a page in bytes. A lookup reads one page.
 pub const BLOCK_BYTES: usize = 4096;
-/// Format version of page files; no other is read.
+/// Format version of page files. This release reads no other version.
 pub const COLD_VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"TIDECOLD";
 /// Maximum number of pages in a file. This many pages take 256 GiB.
@@ -423,7 +423,7 @@ mod tests {
     use super::*;
     use crate::sim::SimDisk;
 
-    /// Covers both kinds of pages: with separate and with embedded checksums.
+    /// Tests both kinds of pages: pages with separate checksums and pages with embedded checksums.
     #[test]
     fn damaged_and_misplaced_pages_are_refused() {
         let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(1));

@@ -24,8 +24,8 @@ const MAX_UNSYNCED_AGE: Duration = Duration::from_millis(800);
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_REPORTED_FAILURES: usize = 8;
 
-/// State of the commit thread. [`Committer::run`] drives it; tests on a simulated disk run single
-/// rounds.
+/// State of the commit thread. [`Committer::run`] runs the rounds; tests on a simulated disk run
+/// single rounds.
 #[derive(Debug)]
 pub struct Rounds<'a, K> {
     committer: &'a Committer<K>,
@@ -146,7 +146,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             synced_to: log.durable(),
             health: committer.health(),
         });
-        // Store this last, so that the progress is already published when `flush` returns.
+        // Store `synced` last, so that the progress is already published when `flush` returns.
         committer.synced.store(synced, Ordering::Release);
         if flush || result.is_err() || stop {
             drop(committer.pending_requests.lock());

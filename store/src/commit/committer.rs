@@ -15,7 +15,7 @@ use crate::time;
 /// Age in milliseconds of the oldest unsynced change that `everysec` allows.
 const MAX_UNSYNCED_MS: u64 = 1000;
 
-/// When the commit thread syncs an appended batch.
+/// Policy for when the commit thread syncs an appended batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncPolicy {
     /// The thread syncs each batch immediately, and replies wait for the sync.
@@ -41,8 +41,8 @@ pub struct CommitOptions {
     /// Maximum number of keys in all stripes before writes are held back (C5). Stripes with few
     /// keys do not count. Default 262,144, about 16 MiB, plus up to 8 MiB in stripes with few keys.
     pub queued_keys: usize,
-    /// Time between rounds, except under `always`. A longer time writes fewer bytes for hot rows,
-    /// but a killed process loses more. Default 50 ms.
+    /// Time between rounds, except under `always`. With a longer time, the thread writes fewer
+    /// bytes for hot rows, but a killed process loses more changes. Default 50 ms.
     pub gather: Duration,
     /// Approximate maximum size of a batch; a round may write several batches. Default 1 MiB.
     pub batch_bytes: usize,
@@ -96,7 +96,8 @@ pub struct Committer<K> {
     pub(super) queued: AtomicUsize,
     /// The [`SyncPolicy`], as a number.
     pub(super) policy: AtomicU8,
-    /// Set when the commit thread has work. Only the thread that sets it sends a notification.
+    /// Set when the commit thread has work. Only the thread that sets the flag sends a
+    /// notification.
     pub(super) is_wake_pending: AtomicBool,
     pub(super) pending_requests: Mutex<CommitRequests>,
     pub(super) wake: Condvar,
@@ -158,8 +159,8 @@ impl<K> Committer<K> {
         }
     }
 
-    /// Wakes the commit thread if the round of this ticket has not begun. Needed if no other thread
-    /// requests that round.
+    /// Wakes the commit thread if the round of this ticket has not begun. The call is needed if no
+    /// other thread requests that round.
     pub fn begin_round_for(&self, ticket: Ticket) {
         if self.round.load(Ordering::SeqCst) <= ticket {
             self.wake_commit_thread();
@@ -303,7 +304,8 @@ impl<K: Copy + Ord> Committer<K> {
 
     /// Logs and syncs all changes of write guards that exist at this call, and waits for the sync.
     pub fn flush(&self) -> Result<Ticket> {
-        // A writer may have changed state that the caller saw, and not marked it yet.
+        // A writer may have changed state that the caller saw, and may not have marked the change
+        // yet.
         self.wait_for_stripe_writers();
         let ticket = self.round.load(Ordering::SeqCst);
         let mut pending_requests = self.pending_requests.lock();

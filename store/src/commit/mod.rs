@@ -27,11 +27,11 @@
 //!   [`CommitOptions::crowded_keys`] in a stripe or [`CommitOptions::queued_keys`] in total, or
 //!   while large atomic groups are pending. The server then holds back writes.
 //! - **C6** All keys marked under one [`Exclusive`] guard share one batch, and no other writer
-//!   changes its stripes until it is dropped. If the guard marked keys in several stripes, the next
-//!   round reads those stripes together, under all their locks. [`Exclusive::join`] extends this to
-//!   all stripes of the guard, for changes of unknown ids.
+//!   changes the guard's stripes until the guard is dropped. If the guard marked keys in several
+//!   stripes, the next round reads those stripes together, under all their locks.
+//!   [`Exclusive::join`] extends this to all stripes of the guard, for changes of unknown ids.
 //! - **C7** A batch contains each key once. A source may therefore sort its copies. The last batch
-//!   that contains a key has its latest state.
+//!   that contains a key has the latest state of the key.
 //! - **C8** C6 holds despite the size limit of a batch ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)).
 //!   Before its first change the writer of an atomic group reserves space for the group
 //!   ([`Committer::reserve`]), and waits until pending groups leave enough space. Changes of other
@@ -44,14 +44,15 @@
 //!   its reply must wait for (`visibility.rs`).
 //!
 //! A writer locks its stripe for the duration of its change. The commit thread locks a stripe while
-//! it reads the state of the stripe's keys. Readers lock no stripe (promise 1). `stripes.rs` has
-//! the writers' side, `commit_loop.rs` the commit thread, `committer.rs` their shared state.
+//! it reads the state of the stripe's keys. Readers lock no stripe (promise 1). `stripes.rs`
+//! contains the code of the writers, `commit_loop.rs` the code of the commit thread, and
+//! `committer.rs` the state that they share.
 //!
-//! A ticket is the number of a round, so a writer loads it and need not increment a counter. The
-//! commit thread first increments the round, then reads the dirty bits. A writer sets its stripe's
-//! dirty bit, then loads the round. If the writer loads round n, its bit was set before the commit
-//! thread read the bits, so its keys are in round n. All these operations are sequentially
-//! consistent.
+//! A ticket is the number of a round, so a writer only loads this number and need not increment a
+//! counter. The commit thread first increments the round, then reads the dirty bits. A writer sets
+//! its stripe's dirty bit, then loads the round. If the writer loads round n, its bit was set
+//! before the commit thread read the bits, so its keys are in round n. All these operations are
+//! sequentially consistent.
 
 mod commit_loop;
 mod committer;

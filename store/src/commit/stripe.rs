@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
-/// Keys of some ids that were marked and not logged yet.
+/// Keys that writers have marked and no round has logged yet.
 pub(super) struct Stripe<K> {
     pub(super) keys: Vec<K>,
     /// Last marked key, if it is in `keys`. This field shares the lock's cache line, whereas the
@@ -47,7 +47,7 @@ pub(super) struct AlignedStripe<K> {
 /// Stripes and keys that the next round reads together, into one batch (C6).
 pub(super) struct Joined<K> {
     pub(super) stripes: Vec<usize>,
-    /// Keys marked under exclusive guards. Their stripes may also contain other keys.
+    /// Keys marked under exclusive guards. The stripes of these keys may also contain other keys.
     pub(super) units: Vec<K>,
     /// Bytes reserved for these keys.
     pub(super) bytes: usize,

@@ -27,8 +27,8 @@ const RESERVED_BYTES: usize = MAX_BODY_BYTES / 32 * 31;
 /// joined.
 const MAX_JOINABLE_BYTES: usize = MAX_BODY_BYTES / 4;
 
-/// Bytes up to which the changes of a single stripe need not be [`Joined`]. One lock covers them,
-/// and they fit into any batch.
+/// Bytes up to which the changes of a single stripe need not be [`Joined`]. One lock covers these
+/// changes, and they fit into any batch.
 const MAX_SINGLE_STRIPE_BYTES: usize = 64 << 10;
 
 #[cfg(debug_assertions)]
@@ -38,8 +38,8 @@ thread_local! {
     static HOLDS_SEVERAL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Space reserved in a batch for an atomic group ([`Committer::reserve`]). Released when the group
-/// is logged, or when dropped without use.
+/// Space reserved in a batch for an atomic group ([`Committer::reserve`]). The space is released
+/// when the group is logged, or when the reservation is dropped without use.
 pub struct BatchReservation<'a, K> {
     committer: &'a Committer<K>,
     bytes: usize,
@@ -215,7 +215,7 @@ impl<K> Drop for WriteGuard<'_, K> {
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    // This function is inlined, so that the key goes from registers to the list. Reloading a key
+    // This function is inlined, so that the key goes from registers to the list. A reload of a key
     // that the caller has just stored would stall on earlier stores.
     #[inline(always)]
     fn push(&self, stripe: &mut Stripe<K>, index: usize, key: K) {
@@ -311,7 +311,7 @@ impl<K: Copy + Ord> Committer<K> {
 
     fn hold(&self, indexes: impl IntoIterator<Item = usize>) -> Exclusive<'_, K> {
         // This lock prevents a deadlock. Only the owner of this lock waits for a stripe while it
-        // has locked another.
+        // has locked another stripe.
         let joined = self.joined.lock();
         let enter = |index: usize| {
             let guard = self.stripes[index].lock.lock();

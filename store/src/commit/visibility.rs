@@ -1,4 +1,4 @@
-//! Delay of replies that show changes which are not durable yet (C9).
+//! Delays replies that show changes that are not durable yet (C9).
 //!
 //! The commit thread works in *rounds*: a round logs and syncs all changes since the last round.
 //! Other clients see a change as soon as it is made, before its round is synced. Under `always` no

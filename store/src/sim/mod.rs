@@ -120,12 +120,12 @@ impl SimDisk {
         state.names.get(name).map(|n| state.inodes[n].live.clone())
     }
 
-    /// Returns the names of all files. Also works after a crash.
+    /// Returns the names of all files. The call also works after a crash.
     pub fn list_names(&self) -> Vec<String> {
         self.state.lock().names.keys().cloned().collect()
     }
 
-    /// Creates or replaces a file durably. Also works after a crash.
+    /// Creates or replaces a file durably. The call also works after a crash.
     pub fn put(&self, name: &str, bytes: &[u8]) {
         let mut state = self.state.lock();
         let inode = state.next_inode;
@@ -136,7 +136,7 @@ impl SimDisk {
         state.durable_names.insert(name.to_string(), inode);
     }
 
-    /// Removes a file durably. Also works after a crash.
+    /// Removes a file durably. The call also works after a crash.
     pub fn take(&self, name: &str) {
         let mut state = self.state.lock();
         state.names.remove(name);

@@ -30,7 +30,7 @@ pub(super) fn dead() -> io::Error {
     io::Error::other("the simulated machine is down")
 }
 
-/// What happens to unsynced bytes on a power cut.
+/// Effect of a power cut on unsynced bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CrashOutcome {
     Nothing,

@@ -145,7 +145,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
     for seed in seeds::seeds(20) {
         eprintln!("TIDEMARK_SEED={seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
-        // Uses a file system in memory, because a run has thousands of syncs.
+        // Use an in-memory file system, because a run has thousands of syncs.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let root = folder.path().join("backups");
         let mut node = Node::new(&folder.path().join("data"));

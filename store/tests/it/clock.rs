@@ -2,8 +2,8 @@
 //! syncs, and a crash at any time.
 //!
 //! One seed determines each run, independent of real time. The test runs the rounds of the commit
-//! thread at the times when the thread would wake up. Time, writers and readers advance *during a
-//! sync*. `crash.rs` covers snapshots, manifests and new segments.
+//! thread at the times when the thread would wake up. During a sync, time passes and writers and
+//! readers continue. `crash.rs` covers snapshots, manifests and new segments.
 //!
 //! Writers behave like the server's writers. A reply waits for its round under `always`, and under
 //! `everysec` if a sync is overdue. Writers change nothing while the log fails. Each change sets
@@ -83,7 +83,7 @@ impl Machine {
         let until = world.now_ms + ms;
         while world.now_ms < until {
             if world.now_ms >= world.ends_ms {
-                // The next disk operation is the last one, or fails.
+                // The next disk operation is the last operation of the run, or fails.
                 self.disk.crash_after(Some(1));
                 return false;
             }
@@ -167,7 +167,7 @@ fn run(seed: u64) -> Ended {
         keep_log_bytes: 0,
     };
     let policy = if random.bool() { SyncPolicy::Always } else { SyncPolicy::EverySecond };
-    // One batch per round, or one per dirty stripe.
+    // Write one batch per round, or one batch per dirty stripe.
     let batch_bytes = if random.bool() { 1 << 20 } else { 1 };
     let stripes = if random.bool() { 1 } else { 4 };
     let committer =

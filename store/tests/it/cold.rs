@@ -1,5 +1,5 @@
-//! Tests of cold files: rows read back with one read each, damage is located, and a crash leaves
-//! the old or the new state.
+//! Tests of cold files: each row can be read back with one read, damage is located, and a crash
+//! leaves the old or the new state.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
         );
     }
     assert!(all == rows);
-    // Uses the whole range of ids, and rows with fewer values than columns.
+    // Use the whole range of ids, and rows with fewer values than columns.
     let mut writer = store.begin_cold(tag(0, u64::MAX), 3).unwrap();
     writer.push(0, &[]).unwrap();
     writer.push(u64::MAX, &[i64::MIN, 5]).unwrap();

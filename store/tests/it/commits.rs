@@ -1,5 +1,5 @@
-//! Tests of the committer without threads: tickets, deduplication, failures. `turns.rs` has tests
-//! with real threads.
+//! Tests of the committer without threads: tickets, deduplication, failures. `turns.rs` contains
+//! tests with real threads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -316,7 +316,8 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
     let keys_until_crowded = |spread: u32| {
         let meeting = Meeting::new(100_000, options);
         let mut thread = meeting.by_hand();
-        // Runs twice, because a round must subtract the keys that it removes.
+        // Run the test twice, because a round must subtract the keys that it removes from the
+        // total.
         let [first, second] = [0, 1].map(|_| {
             let n = (0..100_000).find(|i| {
                 meeting.set(i % 16 % spread + i / spread * 16, 1);
@@ -483,7 +484,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     assert_eq!(sights(), [0; 3]);
 }
 
-/// Changes from before the switch to `always` may be unsynced.
+/// Changes that were made before the switch to `always` may be unsynced.
 #[test]
 fn a_new_policy_holds_for_what_is_read_from_then_on() {
     let meeting = Meeting::new(10, CommitOptions { policy: SyncPolicy::No, ..always(4) });

@@ -11,7 +11,7 @@
 //! - The log ends at or after the last synced sequence number (promise 3, `always`).
 //! - The log is a prefix: batch n has the last body written as n, for all n up to the end
 //!   (`everysec`, `no`).
-//! - The state of snapshot and log equals that prefix (promises 2 and 3).
+//! - The state that results from snapshot and log equals that prefix (promises 2 and 3).
 //! - Without bit rot, startup never reports damage.
 //!
 //! `cargo xtask sim crash --runs 100000` runs more seeds; `--seed 7` replays one.

@@ -101,7 +101,7 @@ fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
 
 #[test]
 fn each_flipped_bit_of_a_synced_log_is_found() {
-    // Each batch was synced before the next one, so only the last may be lost.
+    // Each batch was synced before the next one, so only the last batch may be lost.
     let (disk, ends) = small_log(6, |_| true, false);
     each_bit(&disk, &ends, 5);
 }
@@ -153,8 +153,9 @@ fn zeroed_swapped_and_old_sectors_are_found() {
     }
 }
 
-/// Two branches of one lineage, for example an old copy of a file partly overwritten by a newer
-/// one. Each batch is valid by itself. Only the chain values show the discontinuity.
+/// The log has batches of two branches of one lineage, for example because a newer file has partly
+/// overwritten an old copy. Each batch is valid by itself. Only the chain values show the
+/// discontinuity.
 #[test]
 fn batches_of_another_branch_are_found() {
     let branch = |word: &[u8]| {

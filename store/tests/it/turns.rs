@@ -159,8 +159,9 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
     assert!(seen > 0, "no run showed anything");
 }
 
-/// One thread changes keys of several stripes atomically while others change single keys. Every
-/// batch has all or none of an atomic group, despite small batches, failed rounds and crashes.
+/// One thread changes keys of several stripes atomically while other threads change single keys.
+/// Every batch has all or none of an atomic group, despite small batches, failed rounds and
+/// crashes.
 #[test]
 fn what_is_exclusive_is_in_one_batch() {
     const STRIPES: usize = 4;

@@ -162,7 +162,7 @@ fn start(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<TestServer>> {
     if what == "cached" {
         for first in (0..POSTS / 2).step_by(100) {
             let ids: Vec<String> = (first..first + 100).map(post).collect();
-            // Each row has one line for its length, four counters and two flags.
+            // Each row takes seven lines: its length, four counters and two flags.
             tell(&mut raws[0], &[of(&["FEED.GET", "home", "42"], &ids)], 1 + 7 * 100)?;
         }
     }

@@ -116,7 +116,7 @@ fn info_and_metrics_agree() {
     some_traffic(&server);
     let mut c = server.connection();
     let started = Instant::now();
-    // The rate and buffer memory need some time to become constant.
+    // The rate and the buffer memory take some time to become constant.
     loop {
         let before = get(address, "/metrics", &[]).body;
         let info: String = cmd("INFO").arg("everything").query(&mut c).unwrap();
@@ -461,11 +461,11 @@ fn foreign_host_names_are_misdirected() {
     }
 }
 
-/// On other addresses than loopback, or if the default user has a password, these paths require an
-/// ACL user with the right to the equivalent command.
+/// On addresses other than loopback, or if the default user has a password, these paths require an
+/// ACL user with permission for the equivalent command.
 #[test]
 fn what_shows_keys_needs_a_user_with_the_right_to_see_them() {
-    // user:password in base 64.
+    // Encode user:password in Base64.
     let of = |name: &str| {
         let encoded = match name {
             "ops" => "b3BzOnNlY3JldA==",         // ops:secret

@@ -147,8 +147,8 @@ fn subscriptions_and_watched_keys_count_and_make_room() {
 fn what_the_scanner_knows_counts_until_the_request_is_done() {
     let server = TestServer::with(|config| config.server.max_clients_memory_bytes = 12 * MIB);
     let mut raw = server.raw();
-    // Seven bytes of input plus eight bytes of scanner state per argument; the input alone would be
-    // allowed.
+    // Each argument takes seven bytes of input and eight bytes of scanner state. The input alone
+    // would be allowed.
     raw.send(format!("*1000001\r\n$5\r\nTOUCH\r\n{}", "$1\r\n1\r\n".repeat(999_999)));
     assert_eq!(raw.rest(), "");
     eventually("it has most", || info(&server, "evicted_clients") == 1);

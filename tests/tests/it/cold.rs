@@ -156,7 +156,7 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
         let o = 100 * round;
         let mut connection = server.connection();
         let c = &mut connection;
-        // HSET counts a counter of 0 as new.
+        // HSET counts a field with value 0 as new.
         let is_zero = |i: u64, field: usize| i64::from(truth[&id(i)][field] == 0);
         for (text, reply) in [
             (format!("HINCRBY post:{} like 5", id(o)), truth[&id(o)][0] + 5),
@@ -190,7 +190,8 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
         truth.get_mut(&id(o + 9)).unwrap()[0] += 1;
         verify(&server, &truth, &absent);
         match round {
-            // The first restart reads log and cold files, the second also a snapshot.
+            // The first restart reads the log and cold files, and the second restart also reads a
+            // snapshot.
             0 => server = server.restart(),
             1 => {
                 let _: Value = call(&mut server.connection(), "SAVE").unwrap();
@@ -231,7 +232,7 @@ fn scanned(connection: &mut Connection, count: u64) -> Vec<u64> {
 }
 
 /// DBSIZE must be exact after a crash, even if the newest table of the last snapshot was closed and
-/// spilled in the meantime. No table then covers both the spilled rows and later ones.
+/// spilled in the meantime. No table then covers both the spilled rows and later rows.
 #[test]
 fn rows_above_those_on_the_disk_are_counted_after_a_crash() {
     let server = TestServer::with(small);
@@ -313,7 +314,8 @@ fn changes_are_merged_by_themselves() {
     let mut truth = Truth::new();
     fill(&mut connection, 150_000, &mut truth);
     let ids: Vec<u64> = truth.keys().copied().collect();
-    // Deletes some rows of each file. Their tombstones would take 1.4 MB; the limit is 1 MiB.
+    // Delete some rows of each file. The tombstones of these rows would take 1.4 MB, and the limit
+    // is 1 MiB.
     for ids in ids[..120_000].chunks(1000) {
         let _: Value =
             redis::cmd("CNT.DEL").arg("post").arg(&ids[..500]).query(&mut connection).unwrap();
@@ -328,8 +330,8 @@ fn changes_are_merged_by_themselves() {
     verify(&server, &truth, &ids[..500]);
 }
 
-/// Each file costs a descriptor and a search step, so files with few remaining rows are merged into
-/// one. A merge observes its rate limit until a writer needs memory or the server stops.
+/// Each file takes a file descriptor and a search step, so files with few remaining rows are merged
+/// into one. A merge observes its rate limit until a writer needs memory or the server stops.
 #[test]
 fn a_slow_merge_delays_no_request() {
     let server = TestServer::with(|config| {
@@ -538,7 +540,7 @@ fn flags_of_spilled_posts_are_shown() {
 }
 
 /// A page request that runs again after its cold rows were read appears only once in MONITOR and in
-/// the statistics. Its worker reads no cold file itself.
+/// the statistics. The worker of the request reads no cold file itself.
 #[test]
 fn a_page_that_lacks_cold_rows_runs_as_one_request() {
     let server = TestServer::with(small);
@@ -641,8 +643,8 @@ fn replica_reads_cold_files_spills_and_can_be_promoted() {
     super::replication::wait_for_sync(&master, &replica);
     assert!(info(&mut replica.connection(), "cold_rows") > 4_000);
     verify(&replica, &truth, gone);
-    // The replica receives more than its memory holds, including changes of rows that are cold
-    // there.
+    // The replica receives more data than its memory holds, including changes of rows that are cold
+    // on the replica.
     let limits = "memory_limit 1mb rows_per_table 10000 spill yes";
     let _: String = call(&mut connection, &format!("TM.SPACE ALTER post SET {limits}")).unwrap();
     let mut more = Truth::new();
@@ -717,8 +719,8 @@ fn hundreds_of_connections_read_cold_pages() {
 
 type Row = (u64, i64, i64, i64, i64);
 
-/// CNT.SCAN of a mostly cold space, in both formats, during changes: no row is missing, and each
-/// has a value that it had during the scan.
+/// Runs CNT.SCAN on a mostly cold space, in both formats, during changes. No row is missing, and
+/// each row has a value that it had during the scan.
 #[test]
 fn cnt_scan_exports_rows_of_memory_and_disk() {
     let server = TestServer::with(small);

@@ -105,7 +105,8 @@ fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
     verify(&server.restart(), &truth, &[]);
 }
 
-/// A corrupted block must not read as zeros: requests that need it fail, all others succeed.
+/// A corrupted block must not read as zeros: requests that need the block fail, and all other
+/// requests succeed.
 #[test]
 fn a_spoiled_block_is_an_error_and_never_a_no() {
     let server = TestServer::with(|config| {
@@ -170,8 +171,8 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
     was_read_ahead(&mut connection);
 }
 
-/// An unreadable file prevents merges of its own range only; its pending changes stay in memory and
-/// are served.
+/// An unreadable file prevents merges of only its own range. The pending changes of the file stay
+/// in memory and are served.
 #[test]
 fn a_damaged_file_keeps_no_other_from_being_merged() {
     let server = TestServer::with(|config| {
@@ -186,7 +187,8 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
     assert!(
         info(&mut connection, "cold_files") >= 3 && info(&mut connection, "cold_rows") > 40_000
     );
-    // The file of the first full table; its first block of rows follows the header's block.
+    // Choose the file of the first full table. The first block of rows in the file follows the
+    // header's block.
     let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES post").unwrap();
     let whole = tables
         .iter()
@@ -235,8 +237,8 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
 }
 
 /// Without any request, the scrubber finds corrupted blocks of rows, filters and a ledger, and INFO
-/// names the files. Other blocks are served; merges proceed and lose nothing of the damaged files.
-/// Once the disk is repaired, a second pass clears the report.
+/// names the files. Other blocks are served; merges proceed and lose no readable rows of the
+/// damaged files. Once the disk is repaired, a second pass clears the report.
 #[test]
 fn scrubbing_finds_what_the_disk_has_spoiled() {
     let server = TestServer::with(|config| {
@@ -279,7 +281,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
     assert_eq!(info(&mut connection, "scrub_read_bytes"), bytes);
     assert!(info(&mut connection, "scrub_last_pass_time") > 1_700_000_000);
     assert_eq!(info(&mut connection, "scrub_left_bytes"), 0);
-    // All rows are changed to force merges; the damaged file stays with all readable rows.
+    // Change all rows to force merges. The damaged file must stay, with all its readable rows.
     let rows = &kinds[0];
     let told = |connection: &mut Connection| {
         let (mut right, mut refused) = (0, 0);
@@ -314,7 +316,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
     assert!(info(&mut connection, "merges") > merges, "the other tables are merged");
     assert!(server.folder().join(&rows.name).exists());
     assert_eq!(told(&mut connection), (right, refused));
-    // Restores the content, as from a backup.
+    // Restore the contents of the files, as from a backup.
     for (path, bytes) in paths.iter().zip(&before) {
         if path.exists() {
             let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();

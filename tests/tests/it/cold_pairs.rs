@@ -138,7 +138,8 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
             info(&mut connection, "overlay_pairs") > 0 || info(&mut connection, "merges") > merges
         );
         match round {
-            // The first restart reads log and cold files, the second also a snapshot.
+            // The first restart reads the log and cold files, and the second restart also reads a
+            // snapshot.
             0 => server = server.restart(),
             1 => {
                 let _: Value = call(&mut connection, "SAVE").unwrap();
@@ -232,8 +233,8 @@ fn a_cold_id(connection: &mut Connection) -> u64 {
     number(table, "low").max(FIRST)
 }
 
-/// Checking a cold flag costs one read of 4 KiB, as counted by the kernel; a repeated check costs
-/// none.
+/// A check of a cold flag takes one read of 4 KiB, as counted by the kernel. A repeated check takes
+/// no read.
 #[test]
 fn a_cold_flag_is_one_read() {
     let server = TestServer::with(|config| {
@@ -335,7 +336,8 @@ fn pairs_survive_and_spilling_resumes_after_cold_files_are_full() {
         if let Err(error) = told {
             break error.to_string();
         }
-        // A refused pipeline may have been partly executed, so only fully acknowledged ones count.
+        // A refused pipeline may have been partly executed, so only fully acknowledged pipelines
+        // count.
         ids.retain(|id| id % 7 == 0);
         truth.extend(ids.iter().flat_map(|id| (2..500).map(|viewer| ((*id, viewer), true))));
         post += 20;

@@ -7,7 +7,7 @@ use tidemark_tests::TestServer;
 
 struct Tested {
     name: &'static str,
-    /// Versions installed by the tests or used in a recorded run.
+    /// Versions that the tests install or that a recorded run used.
     version: &'static str,
     works: &'static str,
     /// Test functions anywhere in the repository that cover the client, or other evidence.

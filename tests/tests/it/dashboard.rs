@@ -76,8 +76,8 @@ fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
     panic!("values differ from INFO: {wrong:?}");
 }
 
-/// Values without an INFO counterpart: rates of the last interval, sums, and counters of the
-/// requests themselves.
+/// Values that have no counterpart in INFO: rates of the last interval, sums, and counters that the
+/// test's own requests change.
 const NOT_OF_INFO: [&str; 6] = [
     "pages_per_s",
     "writes_per_s",
@@ -174,7 +174,7 @@ fn the_dashboard_shows_what_is_empty_busy_rolls_and_spills() {
                 let ids: Vec<u64> = (20 * id..20 * id + 20).collect();
                 pipe.cmd("FEED.GET").arg("home").arg(7).arg(ids).ignore();
                 pipe.exec(&mut c).unwrap();
-                // Lets the disk keep up.
+                // Pause, so that the disk can keep up.
                 std::thread::sleep(Duration::from_millis(2));
             }
         });

@@ -51,7 +51,7 @@ fn every_field_holds_any_i64_as_redis_does() {
     let (mut theirs, mut ours, mut admin) = (raw(redis.port), server.raw(), server.raw());
     let seed = fastrand::u64(..);
     let mut rng = fastrand::Rng::with_seed(seed);
-    // Random ids, including both extremes.
+    // Use random ids, including both extremes.
     let mut ids: Vec<u64> = (0..300).map(|_| rng.u64(..) >> rng.u32(0..40)).collect();
     ids.extend([0, u64::MAX, u64::MAX - 1, 1 << 63]);
     let keys: Vec<String> = ids.iter().map(|id| format!("post:{id}")).collect();
@@ -67,7 +67,7 @@ fn every_field_holds_any_i64_as_redis_does() {
                 let (one, two) = (edge(&mut rng).to_string(), edge(&mut rng).to_string());
                 match rng.u32(0..10) {
                     0..6 => request(&["HINCRBY", key, field, &one]),
-                    // HMSET, because the reply of HSET counts fields that are 0 as new.
+                    // Use HMSET, because the reply of HSET counts fields with value 0 as new.
                     6 => request(&["HMSET", key, field, &one, FIELDS[rng.usize(..4)], &two]),
                     7 => request(&["HMGET", key, "read", "like", "comment", "repost", "like"]),
                     8 => request(&["HGET", key, field]),

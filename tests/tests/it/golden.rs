@@ -1,5 +1,6 @@
 //! Malformed requests with their expected replies, checked against redis-server as well, each sent
-//! whole and split at every byte. A separate table lists where Tidemark is deliberately stricter.
+//! whole and split at every byte. A separate table lists the cases in which Tidemark is
+//! deliberately stricter.
 
 use crate::beside_redis::{answer, redis};
 use std::io::Read;
@@ -305,7 +306,7 @@ fn where_we_are_stricter_than_redis() {
         ("*\0\r\n", "-ERR Protocol error: invalid multibulk length\r\n", WAITS),
         ("*1\0\r\n", "-ERR Protocol error: invalid multibulk length\r\n", WAITS),
         ("*1\r\n$4\0\r\nPING\r\n", "-ERR Protocol error: invalid bulk length\r\n", WAITS),
-        // Redis 7 accepts 2^31-1 arguments; Tidemark, like Redis 6, 2^20.
+        // Redis 7 accepts 2^31-1 arguments. Tidemark accepts 2^20, like Redis 6.
         (
             "*1048577\r\n",
             "-ERR Protocol error: invalid multibulk length\r\n",

@@ -30,7 +30,7 @@ fn malformed_requests_are_refused_and_end_the_connection() {
     for (bytes, expected) in cases {
         let mut raw = server.raw();
         raw.send("PING\r\n").expect("+PONG\r\n");
-        // Earlier requests are answered, later ones are not.
+        // The server answers the earlier requests, but not the later ones.
         raw.send(format!("PING\r\n{bytes}"));
         if bytes.ends_with('\n') {
             raw.send("PING\r\n");
@@ -207,7 +207,8 @@ fn junk_and_broken_requests_do_no_harm() {
     assert!(grown < 256 << 20, "seed {seed}: {grown} bytes grown");
 }
 
-/// Clients' patterns and the texts that they are matched against are limited in length.
+/// The length of clients' patterns is limited, as is the length of the texts that patterns are
+/// matched against.
 #[test]
 fn patterns_are_bounded_wherever_a_client_sends_one() {
     let server = TestServer::start();

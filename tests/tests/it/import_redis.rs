@@ -492,7 +492,7 @@ fn import_follows_changes_until_both_are_equal() {
         }
         pipe.cmd("DEL").arg(format!("post:{}", random.u64(1..8000))).ignore();
         pipe.query::<()>(&mut theirs).unwrap();
-        // Gives the import time to read.
+        // Give the import time to read.
         std::thread::sleep(Duration::from_millis(20));
     }
     cmd("DEL").arg("post:17").query::<i64>(&mut theirs).unwrap();

@@ -169,7 +169,7 @@ fn writes_of_a_key_of_no_space_say_what_belongs_here() {
     assert_eq!(ask(&mut raw, "GET post:1:like"), "$-1", "MSET has done nothing");
 }
 
-/// `SET key value NX` must succeed after DEL. If a row has one counter only, DEL deletes the row.
+/// `SET key value NX` must succeed after DEL. If a row has only one counter, DEL deletes the row.
 #[test]
 fn del_of_the_only_counter_of_a_row_deletes_the_row() {
     let server = TestServer::with(|config| {
@@ -564,7 +564,7 @@ fn part_of_a_counters_text_is_read() {
     check(&mut server.raw(), &script);
 }
 
-/// Backup scripts send BGREWRITEAOF, test suites DEBUG OBJECT and DEBUG RELOAD.
+/// Backup scripts send BGREWRITEAOF, and test suites send DEBUG OBJECT and DEBUG RELOAD.
 #[test]
 fn operators_commands_of_redis_are_answered() {
     let server = TestServer::start();

@@ -97,7 +97,7 @@ fn migrate_of_redis_server_pushes_rows_and_pairs() {
         assert_eq!(migrate(&mut theirs, server.port(), &options, keys).unwrap(), "OK");
     }
     same(&mut theirs, &mut ours, 400);
-    // An existing key is refused and unchanged; others are copied.
+    // An existing key is refused and unchanged.
     theirs_set(&mut theirs, "post:1", "like", 77);
     let login = ["COPY", "AUTH", "hidden"];
     let error = migrate(&mut theirs, server.port(), &login, &keys[..1]).unwrap_err().to_string();
@@ -225,7 +225,7 @@ fn commands_of_redis_shake_get_no_error() {
         "info replication",
         "info cluster",
         "select 0",
-        // Already expired keys are sent with 1 ms left.
+        // RedisShake sends keys that have already expired with a TTL of 1 ms.
         "hset post:53 like 5",
         "PEXPIRE post:53 1",
         "hset post:50 like 5",
@@ -277,8 +277,8 @@ fn commands_of_redis_shake_get_no_error() {
     assert!(seen >= 42, "{seen}");
 }
 
-/// RESTORE of a large set runs on another thread: other clients are served, and later requests of
-/// its own connection wait.
+/// RESTORE of a large set runs on another thread. Other clients are served, and later requests of
+/// the same connection wait.
 #[test]
 fn large_set_keeps_no_client_waiting() {
     let redis = start_redis();

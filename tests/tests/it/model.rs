@@ -53,7 +53,7 @@ struct Run {
     engines: Engines,
     truth: Truth,
     rng: fastrand::Rng,
-    /// Center of the random ids; increases over time.
+    /// Center of the random ids. The center increases over time.
     now: u64,
     page: Page,
     horizon: [u64; 2],

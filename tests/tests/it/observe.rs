@@ -327,7 +327,7 @@ fn a_scan_finds_every_row_while_others_write() {
     let mut expected = HashSet::new();
     let mut pipe = redis::pipe();
     for i in 0..20_000u64 {
-        // Ids of several tables, including a distant one.
+        // Use ids of several tables, including a distant id.
         let id = if i == 7 { u64::MAX } else { i * 37 };
         pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).ignore();
         expected.insert(format!("post:{id}"));

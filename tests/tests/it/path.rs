@@ -14,8 +14,8 @@ use tidemark_tests::{TestServer, request};
 /// determine collisions.
 const TOLERANCE: f64 = 1.03;
 
-/// Instructions per event-loop iteration, for each argument of `src/bin/page_path.rs`; includes the
-/// first iterations.
+/// Instructions per event-loop iteration, for each argument of `src/bin/page_path.rs`. The counts
+/// include the first iterations.
 const INSTRUCTIONS: [(&str, f64); 13] = [
     // 30 of these instructions are calls into the crate `node`, which are not inlined in this
     // build. 40 instructions check for long requests.
@@ -37,7 +37,7 @@ const INSTRUCTIONS: [(&str, f64); 13] = [
     ("hincrby", 68600.0),
     // 3% of these instructions check for forgotten ids, a ledger, and cluster mode, once per like.
     ("likes", 91100.0),
-    // With a ledger, as in the default configuration.
+    // The space has a ledger, as in the default configuration.
     ("exact", 103000.0),
 ];
 
@@ -126,8 +126,8 @@ fn reads_allocate_nothing() {
     server.stop();
 }
 
-/// Rows of a request, or of up to 32 requests in a batch, are prefetched together and cost one
-/// memory latency.
+/// Rows of a request, or of up to 32 requests in a batch, are prefetched together, so that their
+/// cache misses overlap and take one memory latency.
 #[cfg_attr(
     not(debug_assertions),
     ignore = "only builds with debug assertions note what they ask for"

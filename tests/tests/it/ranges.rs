@@ -80,7 +80,7 @@ fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
     follow(&replica, &server);
     let c = &mut server.connection();
     traffic(c, 0, 30_000, 0);
-    // Each new post comes with three likes of old posts, and a broken client sends random ids.
+    // Traffic has three likes of old posts for each new post, and a broken client sends random ids.
     let mut random = fastrand::Rng::with_seed(7);
     let strays: Vec<u64> = (0..2000).map(|_| random.u64(FIRST * 64..)).collect();
     for ids in strays.chunks(200) {

@@ -49,7 +49,7 @@ pub(super) fn reposters(path: &Path) -> (BTreeMap<u64, HashSet<u64>>, u64, u64) 
     (users, events, originals)
 }
 
-/// Arguments of `tidemark import FILE` for this server.
+/// Returns the arguments of `tidemark import FILE` for this server.
 fn arguments(server: &TestServer, file: PathBuf, strict: bool) -> ImportArgs {
     ImportArgs {
         files: vec![file],

@@ -40,8 +40,8 @@ pub(crate) fn follow_port(replica: &TestServer, port: u16) {
         .unwrap();
 }
 
-/// Promotes a replica while its old master keeps running: takes the link down first, so that the
-/// old master does not step down.
+/// Promotes a replica while its old master keeps running: the function takes the link down first,
+/// so that the old master does not step down.
 pub(crate) fn detach(replica: &TestServer) {
     for to in [["127.0.0.1", "1"], ["NO", "ONE"]] {
         redis::cmd("REPLICAOF").arg(&to).query::<()>(&mut replica.connection()).unwrap();

@@ -1,4 +1,5 @@
-//! Likes of old posts: the server rebuilds the filters of tables that get more pairs than planned.
+//! Likes of old posts: the server rebuilds the filters of tables that receive more pairs than
+//! planned.
 
 use harness::within;
 use redis::Connection;

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use tidemark_server::config::{Fsync, LedgerMode};
 use tidemark_tests::TestServer;
 
-/// With jumping ids and rolling tables, the master after a crash, a connected replica, a replica of
-/// a replica and a replica that connects later have the same tables.
+/// Even if ids jump and tables roll, the master after a crash, a connected replica, a replica of a
+/// replica and a replica that connects later have the same tables.
 #[test]
 fn the_tables_of_a_log_are_the_same_everywhere() {
     let small = || {

@@ -222,7 +222,7 @@ fn test_script_ends_with_one_line_of_totals() {
     assert_eq!((last(&out), code), ("9 passed, 2 failed, 0 skipped", 1), "{out}");
     assert!(out.contains("x::it a"), "{out}");
 
-    // The tests do not compile.
+    // Now the tests do not compile.
     let (out, code) =
         TestRun { lines: "error: could not compile `x`\n", tests: 101, ..QUICK }.run();
     assert_eq!((last(&out), code), ("7 passed, 1 failed, 0 skipped", 1), "{out}");

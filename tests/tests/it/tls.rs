@@ -45,7 +45,7 @@ impl Authority {
 
     pub(crate) fn settings(&self, name: &str, auth_clients: AuthClients) -> Settings {
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
-        // The port may be taken again by another process.
+        // Another process may take the port in the meantime.
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         Settings {
             port,
@@ -216,7 +216,8 @@ fn a_handshake_that_does_not_come_is_ended() {
     authority.sign("server");
     let settings = authority.settings("server", AuthClients::No);
     let server = server(&settings);
-    // Clients that send nothing, a partial hello, another protocol, or only a complete hello.
+    // Connect clients that send nothing, a partial hello, another protocol, or only a complete
+    // hello.
     let hello = [&[0x16, 3, 1, 2, 0][..], &[1; 100]].concat();
     let streams: Vec<TcpStream> =
         [&b""[..], &hello, b"PING\r\n", b"*1\r\n$4\r\nPING\r\n", &[0xff; 3000]]

@@ -9,7 +9,7 @@ fn int(c: &mut Connection, words: &[&str]) -> i64 {
 }
 
 /// Other connections increment two rows separately. A transaction that reads, writes and rereads
-/// both must find consistent sums. Uses several workers.
+/// both must find consistent sums. The server has several workers.
 #[test]
 fn nothing_comes_between_the_commands_of_a_transaction() {
     let server = TestServer::with(|config| config.server.workers = 4);
@@ -75,7 +75,7 @@ fn commands_on_many_keys_do_not_wait_for_their_own_transaction() {
         raw.request(&["EXEC"])
             .expect(&format!("*5\r\n:1\r\n+OK\r\n{new}\r\n:1\r\n*2\r\n$1\r\n5\r\n$1\r\n8\r\n"));
     }
-    // Later clients are not blocked either.
+    // Clients that connect later are not blocked either.
     server.raw().request(&["INCR", "post:1:like"]).expect(":6\r\n");
 }
 
@@ -215,7 +215,7 @@ fn a_crash_leaves_all_of_a_transaction_or_nothing() {
                             .ignore();
                     }
                     pipe.query::<()>(&mut c).unwrap();
-                    // Concurrent changes of the same rows.
+                    // Change the same rows concurrently.
                     cmd("HINCRBY")
                         .arg(format!("post:{}", random.u64(..50)))
                         .arg("read")
@@ -275,8 +275,8 @@ fn limits_hold_and_are_named() {
     }
 }
 
-/// Limits on arguments of a request and of a transaction have named errors; nothing is executed and
-/// the connection stays open.
+/// The errors for too many arguments of a request or of a transaction name the limit. Nothing is
+/// executed, and the connection stays open.
 #[test]
 fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     let server = TestServer::with(|config| {
@@ -414,7 +414,7 @@ fn changes_too_large_for_a_log_batch_are_refused_whole() {
         let error = format!("{:?}", set(name, ROWS).query::<()>(&mut c).unwrap_err());
         assert!(error.contains("bytes of the log, and the maximum is 62914560"), "{error}");
     }
-    // The client library cannot parse an EXEC that fails as a whole.
+    // The client library cannot parse the reply of an EXEC that fails as a whole.
     let mut raw = server.raw();
     raw.request(&["MULTI"]);
     assert_eq!(raw.take(5), "+OK\r\n");

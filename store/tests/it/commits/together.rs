@@ -46,7 +46,7 @@ fn what_waits_in_stripes_that_are_joined_is_in_the_same_batch() {
     }
 }
 
-/// The batch before the atomic group fails.
+/// The append of the batch before the atomic group fails.
 #[test]
 fn a_failed_round_forgets_no_joined_stripe() {
     let meeting = Meeting::new(8, always(8));
@@ -217,7 +217,7 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         let all = meeting.committer.reserve(bytes_of(15)).expect("no reservation is left");
         assert!(meeting.committer.reserve(bytes_of(1)).is_none());
         drop(all);
-        // A group that exceeds any batch is admitted if no other is pending.
+        // A group that exceeds any batch is admitted if no other group is pending.
         drop(meeting.committer.reserve(usize::MAX).unwrap());
         assert_eq!(thread.source.batch_split, 0);
         let batches = meeting.batches();

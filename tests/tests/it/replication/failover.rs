@@ -1,4 +1,4 @@
-//! FAILOVER: handing the role over, and aborting.
+//! Tests of FAILOVER: handover of the role, and FAILOVER ABORT.
 
 use super::{follow, info, likes, number, small, wait_for_sync};
 use redis::Commands;
@@ -69,7 +69,7 @@ fn failover_hands_the_role_over_and_nothing_is_lost() {
     b.connection().hincr::<_, _, _, ()>("post:7", "like", 1).unwrap();
 }
 
-/// A set that replaces another one during the handover exists completely or not at all.
+/// A set that replaces another set during the handover exists completely or not at all.
 #[test]
 fn restore_during_a_failover_is_whole_or_not_at_all() {
     const MEMBERS: u64 = 60_000;

@@ -14,7 +14,8 @@ fn hello(server: &TestServer, port: u16, epoch: u64) {
         .unwrap();
 }
 
-/// The role of a master that is restarted, replaced, chosen again, and abandoned by all Sentinels.
+/// Tests the role of a master that is restarted, replaced, chosen again, and abandoned by all
+/// Sentinels.
 #[test]
 fn master_takes_writes_while_sentinels_name_it() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));

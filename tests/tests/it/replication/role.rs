@@ -63,7 +63,8 @@ fn a_client_of_a_new_master_may_write() {
                 assert_eq!(operator.ask(&["REPLICAOF", "NO", "ONE"]), "+OK");
                 assert_eq!(stays.ask(&["HINCRBY", "post:2", "like", "1"]), format!(":{round}"));
             } else {
-                // Sent in one packet, so that the write follows the role change immediately.
+                // Send both requests in one packet, so that the write follows the role change
+                // immediately.
                 operator
                     .send([tidemark_tests::request(&["REPLICAOF", "NO", "ONE"]), like(2)].concat());
                 assert_eq!(
