@@ -5,9 +5,9 @@
 //! first element becomes the reply; a later error replaces every remaining element.
 //!
 //! Some requests run in one turn regardless of their length: requests inside a transaction, pages
-//! with MARK or AMONG, actions with member counters, requests for keys by a user with several selectors, and
-//! all requests in a cluster. `max_request_args` limits the length of these requests. See
-//! `docs/decisions/0033-*.md`.
+//! with MARK or AMONG, actions with member counters, requests for keys by a user with several
+//! selectors, and all requests in a cluster. `max_request_args` limits the length of these
+//! requests. See `docs/decisions/0033-*.md`.
 
 use crate::commands::call::counter_space;
 use crate::commands::check::{checked, note_rejected};

@@ -278,7 +278,7 @@ fn owned(member: &[u8]) -> Result<OwnedMember, Refusal> {
     }
 }
 
-/// Returns the viewer of a request with `OF`, who is an id of the space.
+/// Returns the viewer of a request with `OF`: the id whose members are read.
 fn viewer_of(call: &Call<'_>) -> Result<u64, Refusal> {
     let viewer = resp::natural(call.args.at(MEMBER))
         .ok_or_else(|| refuse!("ERR AMONG ... OF needs a viewer that is a number"))?;
