@@ -8,8 +8,8 @@ use std::time::Instant;
 use tidemark_server::config::Config;
 use tidemark_server::{Server, start};
 
-/// Returns name and inode of each file of a folder. Appending to a file keeps its inode; replacing
-/// it does not.
+/// Returns the name and inode of each file in a folder. Appending to a file keeps its inode;
+/// replacing the file does not.
 fn files_of(folder: &std::path::Path) -> Vec<(std::ffi::OsString, u64)> {
     let entries =
         std::fs::read_dir(folder).expect("the data folder").map(|entry| entry.expect("an entry"));
@@ -77,11 +77,11 @@ impl TestServer {
         self.restart_with(|_| {})
     }
 
-    /// Starts another server on a copy of the data, as if this one had been killed. The copy
-    /// contains every acknowledged write.
+    /// Simulates a kill: starts another server on a copy of the data. The copy contains every
+    /// acknowledged write.
     pub fn killed(&self) -> TestServer {
         // Acknowledged writes may still be queued for the log, so flush it. If the log cannot be
-        // written, copy the files without them.
+        // written, copy the files without those writes.
         if let Ok(mut connection) =
             redis::Client::open(self.url()).and_then(|client| client.get_connection())
         {
@@ -99,8 +99,8 @@ impl TestServer {
             let copied = before
                 .iter()
                 .all(|(name, _)| std::fs::copy(from.join(name), to.path().join(name)).is_ok());
-            // Repeat the copy if files have changed meanwhile, because a kill leaves the files of a
-            // single moment.
+            // Repeat the copy if files changed during it. After a kill, all files are from the same
+            // moment.
             if copied && files_of(from) == before {
                 break to;
             }

@@ -54,7 +54,7 @@ impl Place {
             fill(&server)?;
             server.client()?.call(&[b"SAVE"])?;
             server.kill()?;
-            // Rename the folder when the copy is complete.
+            // Rename the folder only when the copy is complete.
             let half = keep.join(format!("{name}.half"));
             std::fs::create_dir_all(&half)?;
             copy_files(server.folder.path(), &half)?;

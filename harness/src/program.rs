@@ -18,7 +18,7 @@ pub const FIRST: u64 = 3_631_614_501_919_378;
 /// Whether each (post, member) like was acknowledged.
 pub type Likes = BTreeMap<(u64, u64), bool>;
 
-/// Returns the number of kills and their seed. Prints the seed.
+/// Returns the number of kills and the random seed, and prints the seed.
 pub fn rounds(full: u64) -> (u64, u64) {
     rounds_at_least(full.min(3), full)
 }
@@ -90,7 +90,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// The output of the server, if it exits before that.
+    /// The output of the server, if it exits without printing `until`.
     pub fn start_until(
         under: &[&str],
         dir: &Path,
@@ -233,7 +233,7 @@ impl Drop for Program {
     }
 }
 
-/// Formats a number.
+/// Formats a number in decimal.
 pub fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
@@ -274,8 +274,8 @@ pub fn like_from(
         for like in sent {
             match client.reply() {
                 Ok(OwnedFrame::Array(items)) => {
-                    // A reply of 0 for a new member is a false positive (one in ten thousand). The
-                    // like was not stored.
+                    // A reply of 0 for a new member means a false positive (one in ten thousand):
+                    // the like was not stored.
                     likes.insert(like, items[0] == OwnedFrame::Integer(1));
                 }
                 Ok(OwnedFrame::Error(words)) => enough |= on_refusal(&words),
@@ -329,7 +329,8 @@ pub fn check(port: u16, likes: &Likes) -> StoredLikes {
             OwnedFrame::Null => 0,
             other => panic!("{other:?}"),
         };
-        // A false positive (one in ten thousand absent pairs) is a set flag without a like.
+        // A false positive (one in ten thousand absent pairs) reads as a set flag, but no like was
+        // counted for it.
         let uncounted = 3 + count / 1000;
         assert!(
             (count - uncounted..=count).contains(&likes),
@@ -355,7 +356,7 @@ fn info_line(all: Vec<u8>, key: &str) -> Option<String> {
     all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':').map(str::to_owned))
 }
 
-/// Returns a number of an INFO line such as `asked=7,reads=2`.
+/// Returns a number from an INFO line such as `asked=7,reads=2`.
 pub fn number_in(line: &str, name: &str) -> Option<u64> {
     let mut parts = line.split(',').filter_map(|part| part.split_once('='));
     parts.find(|(key, _)| *key == name).map(|(_, value)| value.trim().parse().unwrap())

@@ -62,10 +62,10 @@ const CONFIG: &str = "[server]\nworkers = 2\n[durability]\nsnapshot_every = 0\n"
 #[derive(Default)]
 struct Story {
     servers: Servers,
-    /// Names whose values are masked.
+    /// Names whose values are masked in the replies.
     masked: Vec<String>,
     /// `@ until`: text that the reply to the next command must contain. The command is repeated
-    /// until it does.
+    /// until its reply contains the text.
     until: Option<String>,
     /// `| keep NAME`: replies that later commands can refer to by name.
     kept: BTreeMap<String, Vec<u8>>,
@@ -257,7 +257,7 @@ impl Story {
                 (Some("columns"), Reply::Bulk(bytes)) => {
                     Reply::Verbatim(columns(&bytes, &filter[1..])?)
                 }
-                // Counted above, for loops.
+                // The replies of a loop were counted before the filters.
                 (Some("kinds"), reply) => reply,
                 (Some("type"), reply) => Reply::Status(reply.describe()),
                 (Some("keep"), Reply::Bulk(bytes)) if filter.len() == 2 => {

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 const SHARDS: usize = 64;
 /// Number of pairs that a walk visits per lock acquisition.
 const PAIRS_PER_LOCK: usize = 1024;
-/// Number of pairs that a list reads from each shard in addition to its share.
+/// Minimum number of pairs that [`Memory::list`] reads from each shard in addition to its share.
 const MIN_PAIRS_PER_SHARD: usize = 16;
 /// Maximum number of changes in the list of an id; beyond it the list becomes a tree.
 const MAX_LIST_CHANGES: usize = 128;
@@ -344,7 +344,8 @@ impl Memory {
         }
     }
 
-    /// Calls `may` under the lock. A pair that was dropped and set again thus stays.
+    /// Calls `may` while holding the shard lock, so that a pair that was dropped and set again
+    /// stays.
     fn remove_of_id(&self, id: u64, group: &[Pair<'_>], may: impl Fn(u64) -> bool) {
         let mut shard = self.shards[shard_of(id)].lock();
         if !may(id) {

@@ -81,7 +81,7 @@ pub(crate) fn merge(
     mut each: impl FnMut(Pair<'_>) -> store::Result<bool>,
 ) -> store::Result<()> {
     loop {
-        // Lowest pair; among equal ones, the newest.
+        // Select the lowest pair, and the newest of several equal pairs.
         let mut lowest: Option<(usize, Pair<'_>)> = None;
         for (at, source) in sources.iter().enumerate() {
             if let Some(pair) = source.peek()

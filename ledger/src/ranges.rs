@@ -58,11 +58,12 @@ pub(crate) fn high(ranges: &Ranges, at: usize) -> u64 {
     ranges.get(at + 1).map_or(u64::MAX, |next| next.low - 1)
 }
 
-/// Returns how many of a range's runs, newest first, to merge with `pairs` new pairs.
+/// Returns the number of runs, from the newest on, to merge with `pairs` new pairs.
 ///
-/// - None, if the range may have another run.
-/// - All, if the upper runs exceed 1/`part` of the lowest by `room` or more. The lowest run is thus
-///   rewritten at most `part` times while it doubles, and the filters of the upper runs stay small.
+/// - 0 if the range may have another run.
+/// - All runs if the upper runs exceed 1/`part` of the lowest by `room` or more. The lowest run is
+///   thus rewritten at most `part` times while it doubles, and the filters of the upper runs stay
+///   small.
 /// - Otherwise the newest run, and each following one that is at most twice as large as all pairs
 ///   selected so far.
 pub(crate) fn runs_to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u64) -> usize {

@@ -20,8 +20,8 @@ use store::{Error, FileEntry, NewFiles, Store, Tag};
 pub enum Flush {
     /// All pairs.
     All,
-    /// The ranges with the most pairs, until half of the threshold is left. Ranges of old ids with
-    /// few pairs stay in memory.
+    /// The ranges with the most pairs, until half of the flush threshold is left in memory. Ranges
+    /// of old ids with few pairs stay in memory.
     Most,
 }
 
@@ -66,8 +66,8 @@ impl Ledger {
         let excess: u64 = ranges.iter().map(|range| ranges::excess(range, upper_part)).sum();
         let mut room = self.options.upper_pairs.saturating_sub(excess);
         let (mut left, mut damaged) = (self.memory.len(), None);
-        // Half of the flush threshold. Pairs with long members count as several pairs, so fewer may
-        // stay.
+        // Half of the flush threshold. Pairs with long members count as several pairs, so fewer
+        // pairs may stay in memory.
         let may_stay = self.max_memory_pairs() / 2 * left / self.weight().max(1);
         let mut rewrites: Vec<RangeRewrite<'_>> = Vec::new();
         let written = self.ranges_in_memory(&ranges).into_iter().try_for_each(|(at, pairs)| {
@@ -215,8 +215,8 @@ impl Ledger {
         let (low, high) = (range.low, ranges::high(ranges, at));
         let total = from_memory.map_or(0, |from| from.pairs) as u64
             + range.runs[..merged].iter().map(|run| run.pairs()).sum::<u64>();
-        // The stamp is valid for the whole range, so use only the stamps of runs that cover the
-        // whole range.
+        // A file's stamp is the log offset that it covers. It is valid for the whole range, so use
+        // only the stamps of runs that cover the whole range.
         let answering = range.runs.iter().filter(|run| run.answers_for(low));
         let answering = answering.filter(|run| run.answers_for(high)).map(|run| run.covered());
         // After a restart it is unknown to which runs a drop applies. If older runs remain that
@@ -358,7 +358,7 @@ fn is_among(runs: &[Arc<Run>], file: &FileEntry) -> bool {
 struct RunOutput<'a> {
     ledger: &'a Ledger,
     store: &'a Store,
-    /// Tag of the next file. Its `high` is the end of the range until the file ends.
+    /// Tag of the next file. `high` is the end of the range until the end of the file is known.
     tag: Tag,
     is_lowest: bool,
     /// Number of pairs per file; the last id of a file may exceed it. `left` is the number of files

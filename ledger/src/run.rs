@@ -94,8 +94,8 @@ impl Run {
         self.file.entry()
     }
 
-    /// Returns the identity. Every new file gets a larger one, so of two runs the one with the
-    /// larger identity is newer.
+    /// Returns the identity of the run. Every new file gets a larger identity, so of two runs the
+    /// one with the larger identity is newer.
     pub fn identity(&self) -> u64 {
         self.file.identity()
     }
@@ -106,7 +106,7 @@ impl Run {
         self.entry().tag.stamp
     }
 
-    /// Whether the id is in the range that the run was written for.
+    /// Whether the id is in the id range that the run was written for.
     pub(crate) fn answers_for(&self, id: u64) -> bool {
         let tag = self.entry().tag;
         (tag.low..=tag.high).contains(&id)

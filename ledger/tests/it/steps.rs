@@ -232,7 +232,7 @@ fn pair_changed_and_reverted_during_flush_stays_in_memory() {
     }
 }
 
-/// A flush divides a range. The test drops an id just before the flush begins a file with it.
+/// A flush divides a range. The test drops an id just before the flush begins a file with that id.
 #[test]
 fn id_that_is_dropped_between_two_files_stays_dropped() {
     for odd in [0, 1] {
