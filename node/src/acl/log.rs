@@ -28,9 +28,9 @@ impl Reason {
     }
 }
 
-/// A refusal and its repetitions.
+/// A refusal, with the number of its repetitions.
 pub struct Entry {
-    /// Unique number.
+    /// Unique number of the entry.
     pub number: u64,
     pub count: u64,
     pub reason: Reason,

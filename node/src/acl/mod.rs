@@ -2,8 +2,8 @@
 //!
 //! A user has passwords, stored as SHA-256 digests, and *selectors*. A selector is a set of
 //! commands with patterns of keys, spaces and channels. A request is allowed if one selector allows
-//! all of it. The command table alone determines what a request touches: its key arguments, the
-//! space, view or action that it names, and its channels.
+//! the whole request. The command table alone determines what a request accesses: its key
+//! arguments, the space, view or action that it names, and its channels.
 //!
 //! `$home` extends Redis: it allows the space, view or action `home` in commands without keys
 //! (`CNT.GET post 17`). `$post` also allows the keys of the space post (`HGETALL post:17`). A user
@@ -11,9 +11,9 @@
 //!
 //! Rules may name commands of Redis that do not exist here (`redis_names`).
 //!
-//! A connection caches its user ([`Access`]) and reloads it before the next request when users
-//! change. The initial user `default` has all permissions; its requests are checked by a single
-//! flag.
+//! A connection caches its user ([`Access`]) and reloads the user before the next request when
+//! users change. The initial user `default` has all permissions, so for its requests the server
+//! checks a single flag.
 
 mod category;
 mod log;
@@ -154,8 +154,8 @@ impl Acl {
         })
     }
 
-    /// Updates rules that name a renamed space without wildcards. `stays` returns whether a view or
-    /// action has the old name. Returns whether any user changed.
+    /// Updates the rules that contain the old name of a renamed space, without wildcards. `stays`
+    /// returns whether a view or action still has the old name. Returns whether any user changed.
     pub(crate) fn follow_renames(
         &self,
         renamed: &[(String, String)],
@@ -247,8 +247,8 @@ impl Acl {
         Some(format!("This user has no permissions to {}", denied.dry_words(request)))
     }
 
-    /// Returns the user if the password is correct. The time does not reveal whether the user
-    /// exists.
+    /// Returns the user if the password is correct. The running time does not reveal whether the
+    /// user exists.
     pub fn login(&self, name: &[u8], password: &[u8]) -> Option<Arc<User>> {
         let user = std::str::from_utf8(name).ok().and_then(|name| self.get(name));
         let right = user.as_deref().unwrap_or(&User::unknown_user()).accepts(&digest(password));

@@ -35,9 +35,9 @@ impl Request<'_> {
         self.spec.name
     }
 
-    /// Returns the index of a command that an option runs in addition, and the position of its
+    /// Returns the index of the command that an option runs, and the position of that command's
     /// first argument: FEED.ACT and the action for `FEED.GET ... MARK`, PH.ADD and the space for
-    /// `PH.UNSEEN ... MARK`. It needs its own permission.
+    /// `PH.UNSEEN ... MARK`. The user needs permission for that command, too.
     pub(super) fn option_command(&self) -> Option<(usize, usize)> {
         let first = match self.spec.mark(self.args) {
             Some(action) => action,
@@ -53,7 +53,7 @@ impl Request<'_> {
     }
 }
 
-/// Denied part of a request; the number is the position of the argument.
+/// Part of a request that is denied. The number is the position of the argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Denied {
     Command,
@@ -379,8 +379,8 @@ impl Selector {
         Ok(())
     }
 
-    /// Updates rules that name a renamed space without wildcards. If a view or action has the old
-    /// name, `stays` returns true, and the old rule also remains.
+    /// Updates the rules that contain the old name of a renamed space, without wildcards. If a view
+    /// or action still has the old name, `stays` returns true, and the old rule also remains.
     pub(super) fn follow_renames(
         &mut self,
         renamed: &[(String, String)],
@@ -397,8 +397,8 @@ impl Selector {
         }
     }
 
-    /// Records a rule. It replaces rules about the same command and its subcommands, or about the
-    /// same category.
+    /// Records a rule. The new rule replaces earlier rules about the same command and its
+    /// subcommands, or about the same category.
     fn record_rule(&mut self, rule: &str) {
         let about = &rule[1..];
         let replaced = |old: &String| {
@@ -477,7 +477,8 @@ impl Selector {
             let first = 1 + usize::from(is_later);
             let write = spec.has(flag::WRITE);
             let needs = || (!write || spec.has(flag::READS), write || spec.sets_flags(args));
-            // Renaming needs permission for both names, because rules follow a renamed space.
+            // TM.SPACE RENAME needs permission for both names, because it also renames the space in
+            // rules.
             let names = first..first + 1 + usize::from(spec.name == "tm.space|rename");
             let mut names = names.filter(|at| spec.has(flag::NAMED) && *at < args.len());
             if let Some(at) = names.find(|at| !self.allows_name(args.at(*at), needs)) {
@@ -549,8 +550,8 @@ impl Selector {
         &self.channels
     }
 
-    /// Whether a channel is allowed. A subscribed pattern must equal one of the selector's
-    /// patterns, since its matches are unknown.
+    /// Whether a client may use a channel. A pattern of PSUBSCRIBE must equal one of the selector's
+    /// patterns, since the channels that it will match are unknown.
     fn allows_channel(&self, channel: &[u8], is_pattern: bool) -> bool {
         let matches = |own: &String| {
             if is_pattern {

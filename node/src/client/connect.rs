@@ -46,7 +46,7 @@ pub struct ConnectArgs {
     /// TLS: host name to verify in the server's certificate. Default: --host.
     #[arg(long, value_name = "HOST", requires = "tls")]
     pub sni: Option<String>,
-    /// Whether the server is a cluster node or a Sentinel. Limits replies to 16 MiB.
+    /// Whether the server is a cluster node or a Sentinel. If so, replies may have at most 16 MiB.
     #[arg(skip)]
     pub is_peer: bool,
 }
@@ -106,7 +106,7 @@ impl ConnectArgs {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// Loads the certificates named by the options. The result serves all connections.
+    /// Loads the certificates named by the options. All connections can share the result.
     pub fn tls(&self) -> io::Result<Option<Tls>> {
         if !self.tls {
             return Ok(None);
@@ -167,7 +167,7 @@ impl ConnectArgs {
             OwnedFrame::Error(reason) if reason.starts_with("NOAUTH") => {
                 Err(refused(format!("{reason} {advice}")))
             }
-            // A peer that is loading still answers some commands.
+            // A node that is loading its data still answers some commands.
             OwnedFrame::Error(reason) if self.is_peer && reason.starts_with("LOADING") => Ok(link),
             OwnedFrame::Error(reason) => Err(refused(reason)),
             _ => Ok(link),
@@ -236,12 +236,12 @@ pub fn put_head(out: &mut Vec<u8>, sign: u8, length: usize) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Whether the error is about authentication or permissions, so that a retry is useless.
+/// Whether the error is about authentication or permissions, so that a retry would fail again.
 pub fn is_permission_error(reason: &str) -> bool {
     ["NOAUTH", "WRONGPASS", "NOPERM"].iter().any(|word| reason.starts_with(word))
 }
 
-/// Converts the peer's error reply; errors of permissions become `PermissionDenied`.
+/// Converts the peer's error reply; permission errors become `PermissionDenied`.
 pub fn refused(reason: String) -> io::Error {
     match is_permission_error(&reason) {
         true => io::Error::new(ErrorKind::PermissionDenied, reason),

@@ -89,7 +89,8 @@ pub fn id_of((host, port): &Place) -> String {
 }
 
 impl Sentinels {
-    /// Records a Sentinel's view of a shard. Returns false if it is older than its previous view.
+    /// Records a Sentinel's view of a shard. Returns false if the view is older than the previous
+    /// one of this Sentinel.
     pub fn hear(&mut self, sentinel: usize, shard: usize, said: Said) -> bool {
         let known = self.said.entry((sentinel, shard)).or_insert_with(|| said.clone());
         let is_older = known.epoch > said.epoch;
@@ -143,7 +144,7 @@ impl Sentinels {
         if version < now.version {
             return Ok(None);
         }
-        // A node keeps its id while its Sentinels cannot reach it.
+        // A node keeps its id while the Sentinels cannot reach the node.
         let own = own.unwrap_or_else(|| now.own_id.clone());
         let next = Topology::parse(&text, version, &own)?;
         Ok(Some(next).filter(|next| next != now))

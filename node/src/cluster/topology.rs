@@ -1,5 +1,5 @@
 //! Topology: the master of each slot and the replicas of each master. A topology is immutable and
-//! has a version; a change makes a new one.
+//! has a version; each change creates a new topology.
 //!
 //! Its text has a line per node, as in Kvrocks' CLUSTERX SETNODES and in the data folder:
 //!
@@ -24,7 +24,7 @@ const MAX_HOST_BYTES: usize = 255;
 const NO_NODE: u16 = u16::MAX;
 const _: () = assert!(MAX_NODES < NO_NODE as usize);
 
-/// Error texts of Kvrocks.
+/// Error text of Kvrocks for an invalid topology.
 const NODES_INFO: &str = "Invalid cluster nodes info";
 /// Error of Kvrocks for an invalid id.
 pub const NODE_ID: &str = "Invalid cluster node id";
@@ -78,15 +78,15 @@ pub enum Server<'a> {
 /// Role of this node in its topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role<'a> {
-    /// It is a master.
+    /// This node is a master.
     Master,
-    /// It is a replica of this node.
+    /// This node is a replica of the given node.
     ReplicaOf(&'a Member),
 }
 
 impl Server<'_> {
-    /// Whether this node answers requests for the slot. `may_read`: whether a replica may answer
-    /// this request.
+    /// Whether this node answers requests for the slot. `may_read` returns whether a replica may
+    /// answer the current request.
     pub fn is_here(self, may_read: impl FnOnce() -> bool) -> bool {
         match self {
             Server::Own => true,
@@ -241,7 +241,7 @@ impl Topology {
         id: &str,
         version: i64,
     ) -> Result<Topology, String> {
-        // The change applies to the current topology, so its version must be the next one.
+        // The caller's change is based on the current topology, so it must carry the next version.
         if version <= 0 || Some(version) != self.version.checked_add(1) {
             return Err(VERSION.to_owned());
         }

@@ -13,7 +13,7 @@ use std::fmt;
 pub struct Refusal(Cow<'static, [u8]>);
 
 impl Refusal {
-    /// Data are still loading.
+    /// The server is still loading its data.
     pub const LOADING: Refusal =
         Refusal::fixed(b"LOADING Tidemark is loading the dataset in memory");
     pub(crate) const NO_AUTH: Refusal = Refusal::fixed(b"NOAUTH Authentication required.");
@@ -41,7 +41,7 @@ impl Refusal {
     pub const TABLE_RECYCLED: Refusal =
         Refusal::fixed(b"ERR the id is below the horizon, its pairs were dropped");
 
-    /// RedisBloom's text.
+    /// The filter does not exist. The text is that of RedisBloom.
     pub const NO_FILTER: Refusal = Refusal::fixed(b"ERR not found");
 
     /// A count or a list of members was requested from a filter.
@@ -70,7 +70,7 @@ impl Refusal {
         Refusal(Cow::Owned(text))
     }
 
-    /// Returns the text without the leading `-` and the line end.
+    /// Returns the text without the leading `-` and the CRLF.
     pub fn text(&self) -> &[u8] {
         &self.0
     }
@@ -150,8 +150,8 @@ impl From<WriteError> for Refusal {
             WriteError::Counter(Counter::KeyTooBig) | WriteError::Phantom(Phantom::KeyTooBig) => {
                 refuse!("ERR key too big: the id is too far above the highest one (max_ahead)")
             }
-            // Clients recognize the error by Redis's text. The limit is the space's own or its
-            // share of the memory limit.
+            // Clients recognize the error by Redis's text. The limit is either the space's own
+            // limit or its share of the memory limit.
             WriteError::Counter(Counter::Full { .. }) => {
                 refuse!("OOM command not allowed when used memory > 'maxmemory': {error}")
             }

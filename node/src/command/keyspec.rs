@@ -72,7 +72,7 @@ impl Uses {
     }
 
     /// Whether the request reads, and whether it changes, the content of the key at this position.
-    /// These are the permissions that it needs. An existence check needs neither.
+    /// The user needs these permissions. An existence check needs neither of them.
     pub(crate) fn needs(&self, position: usize) -> (bool, bool) {
         let uses = self.at(position);
         let has = |word| uses.split(' ').any(|used| used == word);

@@ -10,9 +10,9 @@ pub mod flag {
     pub const WRITE: u32 = 1;
     /// Reads data.
     pub const READONLY: u32 = 1 << 1;
-    /// May need more memory.
+    /// May increase the memory use, and is refused at the memory limit.
     pub const DENYOOM: u32 = 1 << 2;
-    /// For operators.
+    /// Is for operators.
     pub const ADMIN: u32 = 1 << 3;
     /// Takes constant time, or time linear in its arguments.
     pub const FAST: u32 = 1 << 4;
@@ -70,10 +70,10 @@ pub mod flag {
     pub const PACKED: u32 = 1 << 30;
 }
 
-/// Positions of the arguments that identify the touched data. `footprint` resolves them.
+/// Positions of the arguments that identify the accessed data. `footprint` resolves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyArgs {
-    /// None: the command touches no data, or all of them.
+    /// No positions: the command accesses no data, or the whole data set.
     None,
     /// Keys: position of the first and of the last one (negative: counted from the end), and the
     /// step.
@@ -81,7 +81,7 @@ pub enum KeyArgs {
     /// Stream keys after the word STREAMS, which is at this position or later. An equal number of
     /// ids follows them.
     Streams(u8),
-    /// The key of a row, a view and a viewer. The view may return other data of that id.
+    /// The key of a row, a view and a viewer. The view may return other data of the row's id.
     Shown,
     /// Ids of the space, view or action in the first argument: position of the first id, and the
     /// step. Options may follow them.
@@ -103,13 +103,13 @@ pub enum Of {
     RowsAndPairs,
 }
 
-/// No keys.
+/// The command has no keys.
 pub const NO_KEYS: KeyArgs = KeyArgs::None;
-/// One key, the first argument.
+/// The first argument is the only key.
 pub const ONE_KEY: KeyArgs = KeyArgs::Keys(1, 1, 1);
-/// Two keys, the first two arguments.
+/// The first two arguments are keys.
 pub const TWO_KEYS: KeyArgs = KeyArgs::Keys(1, 2, 1);
-/// One key after a subcommand's name or a number of keys.
+/// The second argument is the only key. It follows a subcommand's name or a number of keys.
 pub const SECOND_KEY: KeyArgs = KeyArgs::Keys(2, 2, 1);
 /// All arguments are keys.
 pub const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
@@ -117,7 +117,7 @@ pub const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
 pub const MEMBER: usize = 2;
 
 impl KeyArgs {
-    /// Ids that follow a name and a member.
+    /// Returns the positions of ids that follow a name and a member.
     pub const fn ids_of(of: Of) -> KeyArgs {
         KeyArgs::Ids(of, MEMBER + 1, 1)
     }
@@ -147,7 +147,7 @@ pub enum Cost {
     Constant,
     /// Time linear in the number of these items.
     Linear(&'static str),
-    /// A free text.
+    /// Any other complexity, as text.
     Other(&'static str),
 }
 
@@ -214,13 +214,14 @@ impl Spec {
         words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
     }
 
-    /// Whether all keys name pairs, as in BFSET, even if a counter space has the same key.
+    /// Whether all keys of the command refer to pairs, as in BFSET, even if a counter space has the
+    /// same key.
     pub(crate) fn is_about_pairs(&self) -> bool {
         self.group == "weibo" && self.name.starts_with("bf")
     }
 
-    /// Whether the keys may be sets with a ledger, which may need disk reads. String commands only
-    /// access counters.
+    /// Whether the keys may be sets with a ledger, which may require disk reads. String commands
+    /// access only counters.
     pub fn may_read_sets(&self) -> bool {
         self.keys.are_keys() && self.group != "string"
     }
@@ -237,12 +238,12 @@ impl Spec {
         self.name.split_once('|').map_or(self.name, |(_, own)| own)
     }
 
-    /// Whether the command has this subcommand; case-insensitive.
+    /// Whether the command has this subcommand. The comparison ignores case.
     pub fn knows(&self, name: &[u8]) -> bool {
         self.subcommands.iter().any(|sub| sub.own_name().as_bytes().eq_ignore_ascii_case(name))
     }
 
-    /// Returns the upper-case name and the arguments, as in the reference.
+    /// Returns the upper-case name and the arguments, as in the command reference.
     pub fn synopsis(&self) -> String {
         let name = self.name.to_ascii_uppercase().replace('|', " ");
         if self.usage.is_empty() { name } else { format!("{name} {}", self.usage) }

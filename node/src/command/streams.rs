@@ -1,4 +1,4 @@
-//! Keys of streams. `tm:changes` and `tm:changes:SPACE` are the only ones.
+//! Keys of streams. The only streams are `tm:changes` and `tm:changes:SPACE`.
 
 use dataset::changes::Scope;
 use dataset::engines::Engines;

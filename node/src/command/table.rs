@@ -84,8 +84,8 @@ pub fn find(name: &[u8]) -> Found {
 /// Maximum length of a name that [`Lookup`] caches, in bytes.
 const KNOWN_BYTES: usize = 16;
 
-/// [`find`] with a cache of one entry. Each connection has one, because clients tend to repeat a
-/// command.
+/// Caches the last result of [`find`]. Each connection has its own cache, because clients tend to
+/// repeat a command.
 #[derive(Default)]
 pub struct Lookup {
     name: [u8; KNOWN_BYTES],

@@ -1,18 +1,18 @@
-//! What the sources of events are: `[[ingest]]`, and what its words mean.
+//! Section `[[ingest]]`: sources of events, and the mapping of events to actions and counters.
 
 use serde::{Deserialize, Serialize};
 
-/// How events are written.
+/// Encoding of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IngestFormat {
-    /// Lines of JSON.
+    /// JSON, one object per line.
     Json,
-    /// The compact form of docs/ingest.md.
+    /// Binary format, described in docs/ingest.md.
     Binary,
 }
 
-/// Start position of a source that was never read.
+/// Start position of a source that has never been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IngestStart {
@@ -47,7 +47,7 @@ dataset::section! {
         /// User to log in as. With an empty user the password is a NATS token.
         #[group = 2]
         user: String = String::new(),
-        /// Password to log in with.
+        /// Password of that user.
         #[secret = true]
         #[group = 2]
         password: String = String::new(),
@@ -81,8 +81,8 @@ dataset::section! {
         field_name: String = "field".to_owned(),
         /// JSON key of the number, for increment and set.
         value_name: String = "value".to_owned(),
-        /// Redis: field of an entry that has the events. An entry without it is an event
-        /// itself.
+        /// Redis: field of a stream entry that contains the events. If an entry lacks the field,
+        /// its fields are the event.
         payload: String = "payload".to_owned(),
         /// Where a new source begins: "first", the oldest message, or "new".
         #[group = 2]
@@ -107,7 +107,7 @@ dataset::section! {
 const MOST_EVENTS: usize = 4096;
 
 impl Ingest {
-    /// Checks the sources, and that they go together.
+    /// Checks each source and that the names of the sources differ.
     pub(super) fn check(all: &[Ingest]) -> Result<(), String> {
         for (index, source) in all.iter().enumerate() {
             let name = &source.name;
@@ -153,12 +153,12 @@ impl Ingest {
     }
 }
 
-/// What an event does.
+/// Effect of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Runs an action.
     Act,
-    /// Takes it back.
+    /// Undoes an action.
     Undo,
     /// Adds to counters.
     Increment,
@@ -169,16 +169,16 @@ pub enum Verb {
 /// One entry of the list `events`: `name = verb target`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// Type of the event, as in the message.
+    /// Name of the event, as in the message.
     pub name: String,
-    /// What it does.
+    /// Effect of the event.
     pub verb: Verb,
-    /// An action, or a counter as space.field.
+    /// Name of an action, or a counter as space.field.
     pub target: String,
 }
 
 impl Mapped {
-    /// Reads the list.
+    /// Parses the list.
     pub fn all(events: &[String]) -> Result<Vec<Mapped>, String> {
         let mut all: Vec<Mapped> = Vec::new();
         for text in events {
@@ -211,19 +211,20 @@ impl Mapped {
     }
 }
 
-/// The kind of a source, by its address.
+/// Kind of broker, given by the scheme of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broker {
     /// NATS JetStream.
     Nats,
-    /// What speaks Kafka's protocol.
+    /// Any broker with Kafka's protocol.
     Kafka,
     /// A stream of a Redis server.
     Redis,
 }
 
 impl Broker {
-    /// By the address, `nats://host:4222`; and the addresses behind it.
+    /// Parses a URL such as `nats://host:4222`. Returns the kind of broker and the text after the
+    /// scheme.
     pub(crate) fn of(url: &str) -> Result<(Broker, &str), String> {
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
         let broker = match scheme {
