@@ -34,14 +34,14 @@ pub enum IngestPoison {
 
 dataset::section! {
     /// A stream of events that the master reads, each event exactly once: docs/ingest.md. Every
-    /// node that may become the master needs the same sources. There is none by default.
+    /// node that may become the master needs the same sources. By default there are none.
     Ingest {
-        /// Name, 1 to 64 of a-z, A-Z, 0-9, _ and -. The position in the stream is stored under
-        /// it: a new name reads from the start.
+        /// Name of 1 to 64 characters: a-z, A-Z, 0-9, _ and -. The position in the stream is stored
+        /// under this name, so a source with a new name reads from the start.
         #[group = 2]
         name: String = String::new(),
-        /// Broker: nats://host:4222, kafka://host:9092 or redis://host:6379. NATS and Kafka
-        /// take several, separated by commas.
+        /// Broker: nats://host:4222, kafka://host:9092 or redis://host:6379. For NATS and Kafka you
+        /// may list several, separated by commas.
         #[group = 2]
         url: String = String::new(),
         /// User to log in as. With an empty user the password is a NATS token.
@@ -66,9 +66,9 @@ dataset::section! {
         /// Format of events: "json", one object per line, or "binary".
         #[group = 2]
         format: IngestFormat = IngestFormat::Json,
-        /// Events as "NAME = act ACTION", "NAME = undo ACTION", "NAME = increment SPACE.FIELD"
-        /// or "NAME = set SPACE.FIELD". Empty takes the names of the actions, and un- to undo
-        /// one. Binary events are indexes into this list.
+        /// Events as "NAME = act ACTION", "NAME = undo ACTION", "NAME = increment SPACE.FIELD" or
+        /// "NAME = set SPACE.FIELD". If empty, ACTION does an action and un-ACTION undoes it.
+        /// Binary events are indexes into this list.
         #[group = 2]
         events: Vec<String> = Vec::new(),
         /// JSON key of the event's name.
@@ -90,13 +90,13 @@ dataset::section! {
         /// Maximum number of events per step, 1 to 4096.
         batch: usize = 512,
         /// What to do with an invalid event: "skip" writes it to a file of dead letters, "stop"
-        /// halts the source. Take "stop" if no event may be lost.
+        /// halts the source. Use "stop" if no event may be lost.
         #[group = 2]
         poison: IngestPoison = IngestPoison::Skip,
-        /// File of dead letters, one JSON object per line; empty is NAME.dead in the data
-        /// folder.
+        /// File of dead letters, one JSON object per line. If empty, the file is NAME.dead in the
+        /// data folder.
         dead_letters: String = String::new(),
-        /// Maximum size of that file. Further dead letters are only counted.
+        /// Maximum size of the file of dead letters. Further dead letters are only counted.
         #[key = "max_dead_letters"]
         #[with = "dataset::options::units::bytes"]
         dead_letter_bytes: u64 = 64 << 20,
