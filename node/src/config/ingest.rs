@@ -67,7 +67,7 @@ dataset::section! {
         #[group = 2]
         format: IngestFormat = IngestFormat::Json,
         /// Events as "NAME = act ACTION", "NAME = undo ACTION", "NAME = increment SPACE.FIELD" or
-        /// "NAME = set SPACE.FIELD". If empty, ACTION does an action and un-ACTION undoes it.
+        /// "NAME = set SPACE.FIELD". If empty, "like" runs the action like, and "unlike" undoes it.
         /// Binary events are indexes into this list.
         #[group = 2]
         events: Vec<String> = Vec::new(),

@@ -17,9 +17,9 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Value {
     Int(u64),
-    /// Printed with this number of decimals.
+    /// A number, printed with the given number of decimals.
     Float(f64, usize),
-    /// Printed in the shortest form.
+    /// A number, printed in its shortest form.
     Rate(f64),
 }
 
@@ -62,7 +62,7 @@ impl std::fmt::Display for Value {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// A plain number.
+    /// No unit: a plain number.
     None,
     Bytes,
     Seconds,
@@ -171,7 +171,7 @@ pub struct Described {
     pub labels: String,
     /// Kind of the metric.
     pub kind: Kind,
-    /// Meaning.
+    /// Meaning of the metric.
     pub help: &'static str,
     /// Field of INFO with the same value; empty if there is none.
     pub field: &'static str,

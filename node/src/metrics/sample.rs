@@ -167,10 +167,11 @@ fn cold_sums(node: &Node) -> ColdSums {
     sums
 }
 
-/// Bytes of a connection without its buffers: its task and its entry in the client list.
+/// Memory used by a connection, excluding its buffers, in bytes: its task and its entry in the
+/// client list.
 pub const CONNECTION_BYTES: usize = 8 << 10;
 
-/// Returns the bytes of a client's buffers.
+/// Returns the memory used by a client's buffers, in bytes.
 pub fn buffer_bytes(client: &Client) -> usize {
     let of_worker = [&client.query_bytes, &client.output_bytes, &client.queued_bytes];
     of_worker.iter().map(|bytes| bytes.load(Relaxed)).sum::<usize>()

@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 use std::fmt::{self, Result};
 use std::sync::Arc;
 
-/// Text format.
+/// Format of the text of `/metrics`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Prometheus's own format, version 0.0.4.

@@ -163,8 +163,8 @@ impl BackupThreadState {
         let last_ms = *self.last_auto_ms.get_or_insert_with(|| {
             scheduled_backups(&config.dir, lineage).last().map_or(0, |(_, made_ms)| *made_ms)
         });
-        // If the clock was set back, a backup is due immediately. Otherwise the next one could be
-        // delayed by hours.
+        // If the clock was set back, a backup is due immediately. Otherwise the next backup could
+        // be delayed by hours.
         let now_ms = unix_ms();
         now_ms.saturating_sub(last_ms) >= config.every_s * 1_000 || now_ms < last_ms
     }
@@ -184,7 +184,7 @@ impl BackupThreadState {
         Ok(root)
     }
 
-    /// Makes a backup. For a scheduled one, `keep` is the number of scheduled backups to keep.
+    /// Makes a backup. For a scheduled backup, `keep` is the number of scheduled backups to keep.
     fn make(&mut self, host: &Host, node: &Node, folder: PathBuf, keep: Option<usize>) {
         let began = Instant::now();
         let outcome = self.attempt(host, node, &folder);

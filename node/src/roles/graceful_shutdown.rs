@@ -1,15 +1,15 @@
 //! Graceful shutdown, by SHUTDOWN or by a signal.
 //!
-//! A node with a long log first writes a snapshot, as Redis does, and serves clients during that
-//! time. The snapshot makes the next startup fast. Then a master pauses writes and continues to
-//! serve reads. It sends its replicas the rest of its log, because one of them may be promoted
-//! before this node restarts. It waits until all replicas have everything, for at most
-//! `server.shutdown_timeout`. SHUTDOWN ABORT cancels the shutdown. A replica does not wait,
-//! because its master has all of its data.
+//! A node with a long log first writes a snapshot, as Redis does, and serves clients in the
+//! meantime. The snapshot makes the next startup fast. Then a master pauses writes and continues to
+//! serve reads. The master sends its replicas the rest of its log, because one of them may be
+//! promoted before this node restarts. It waits until all replicas have the whole log, for at most
+//! `server.shutdown_timeout`. SHUTDOWN ABORT cancels the shutdown. A replica does not wait, because
+//! its master has all of its data.
 //!
 //! The shutdown also waits for a FAILOVER in progress. Otherwise the replica might never receive
-//! the request to take over, and no node would be the master until this one restarts. Redis does
-//! not wait for a FAILOVER. After a timeout, the restarted node repeats the request, or leaves the
+//! the takeover request, and no node would be the master until this node restarts. Redis does not
+//! wait for a FAILOVER. After a timeout, the restarted node repeats the request, or leaves the
 //! decision to Sentinel.
 
 use crate::roles::failover;
@@ -28,7 +28,7 @@ pub struct How {
     pub now: bool,
     /// Whether to stop even if acknowledged writes are lost.
     pub forced: bool,
-    /// Whether the next request is forced if this one is refused to protect acknowledged writes.
+    /// Whether a repeated request is forced if this one is refused to protect acknowledged writes.
     pub insists: bool,
 }
 
@@ -39,8 +39,8 @@ const MIN_SNAPSHOT_LOG_BYTES: u64 = 16 << 20;
 /// the log.
 const MAX_MEMORY_TO_LOG_RATIO: u64 = 4;
 
-/// Whether to write a snapshot before stopping. It must save more time at the next startup than
-/// writing it takes.
+/// Whether to write a snapshot before stopping. The snapshot must save more time at the next
+/// startup than writing it takes.
 pub fn saves_first(node: &Node) -> bool {
     let Some(store) = node.store.get().filter(|_| node.is_loaded()) else { return false };
     let begin = store.manifest().replay.offset;

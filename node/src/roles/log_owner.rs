@@ -102,7 +102,8 @@ fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<(
     }
 }
 
-/// Records the kind of the log. Opens the write gate if the log matches the role.
+/// Records whether the log is a master's or a replica's. Opens the write gate if the log matches
+/// the role.
 fn settle(node: &Node, is_master: bool, term: u64) {
     if node.replication.settle(&node.config(), is_master, term) {
         node.replication.failover.settled(node);
@@ -130,8 +131,8 @@ impl Drop for NotifyOnDrop<'_> {
 
 /// Makes the node a master with this log.
 pub fn lead(node: &Node, log: &Log) {
-    // Runs before the write gate opens and before a change to the replica role. From now on this
-    // node may have writes that no replica has.
+    // This must run before the write gate opens and before a change to the replica role. From now
+    // on this node may have writes that no replica has.
     node.durability.begin(log);
     node.engines().lead();
     settle(node, true, log.term());
@@ -184,8 +185,8 @@ fn run_as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::R
         let _ = watcher.join();
         ended
     });
-    // Acknowledged writes are only in memory, so the commit is repeated. The write gate is closed.
-    // The disk could not store a new master's data either.
+    // Acknowledged writes are only in memory, so repeat the commit. The write gate is closed. If
+    // the disk keeps failing, it could not store a new master's data either.
     while let Err(error) = &outcome {
         if host.stop.is_stopped() || keeps_role(node) {
             break;

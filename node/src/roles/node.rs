@@ -80,7 +80,7 @@ pub struct Process {
     pub clients: Clients,
     /// Subscriptions to channels and patterns.
     pub channels: Channels,
-    /// Which commands are paused, by CLIENT PAUSE or by a role change.
+    /// Commands that are paused by CLIENT PAUSE or by a role change.
     pub pause: Pause,
     /// Users and their rules.
     pub acl: Acl,
@@ -94,7 +94,7 @@ pub struct Process {
     pub replication: Replication,
     /// State of the cluster; disabled on a standalone server.
     pub cluster: Cluster,
-    /// Backups under way or finished.
+    /// Running and finished backups.
     pub backups: Backups,
     /// Event sources.
     pub ingest: Ingests,
@@ -104,8 +104,8 @@ pub struct Process {
     pub tallies: Vec<Tallies>,
     /// Read-locked by [`Node::begin_long_change`].
     pub(crate) long_changes: RwLock<()>,
-    /// Values of the tallies at the last reset. The tallies themselves are not reset, because only
-    /// their worker writes them.
+    /// Values of the workers' counters at the last CONFIG RESETSTAT. The counters themselves are
+    /// not reset, because only their worker writes them.
     totals_base: Mutex<Totals>,
     /// Statistics of each command.
     pub calls: AllCalls,
@@ -115,11 +115,11 @@ pub struct Process {
     pub addresses: Vec<SocketAddr>,
     /// Address of the metrics and dashboard server, if enabled.
     pub admin: OnceLock<SocketAddr>,
-    /// Start of the process.
+    /// Start time of the process.
     pub started: Instant,
     /// Random identifier of this run, 40 hexadecimal digits.
     pub run_id: String,
-    /// Operations and bytes per second.
+    /// Commands and bytes per second.
     pub rates: Rates,
     /// Longest event-loop iterations of the workers.
     pub turns: LongestTurns,
@@ -135,7 +135,7 @@ pub struct Node {
     pub store: Loaded<store::Store>,
     /// Commits of the log, and their errors.
     pub durability: Arc<Durability>,
-    /// Snapshots under way or finished.
+    /// Running and finished snapshots.
     pub snapshots: Arc<Snapshots>,
     /// Index of changes by log offset.
     pub changes: ChangeLog,
@@ -211,7 +211,7 @@ impl OwnedView {
     }
 }
 
-/// The process and its current node. Code that outlives a node holds this.
+/// The process and its current node. Code that outlives a node holds a `Host`.
 pub struct Host {
     process: Arc<Process>,
     node: ArcSwap<Node>,
@@ -291,8 +291,8 @@ impl Host {
         self.node.load()
     }
 
-    /// Returns the current node. Release it soon, because a replacement waits until no thread uses
-    /// the old node.
+    /// Returns the current node. Release the reference promptly, because a replacement waits until
+    /// no thread uses the old node.
     pub fn node(&self) -> Arc<Node> {
         self.node.load_full()
     }
@@ -339,7 +339,7 @@ impl Node {
         }
     }
 
-    /// Returns the data set for background work, or `None` while it is loaded.
+    /// Returns the data set for background work, or `None` before the data are loaded.
     pub fn live<'a>(&'a self, is_stopped: &'a (dyn Fn() -> bool + Sync)) -> Option<Live<'a>> {
         let spill = &self.config().spill;
         Some(Live {
@@ -394,9 +394,9 @@ impl Node {
         self.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()))
     }
 
-    /// Begins a change of many parts on a thread other than a worker. A role change, a FAILOVER and
-    /// a hand-over of slots wait until the guard is dropped, so they see all parts or none. Waits
-    /// while changes are paused.
+    /// Begins a change that consists of several parts, on a thread other than a worker. A role
+    /// change, a FAILOVER and a hand-over of slots wait until the guard is dropped, so they see all
+    /// parts or none. Waits while changes are paused.
     ///
     /// # Errors
     /// If the node refuses writes or is shutting down.
@@ -415,7 +415,7 @@ impl Node {
         }
     }
 
-    /// Applies a changed configuration to the components that have copies of it.
+    /// Applies a changed configuration to the components that have copies of settings.
     ///
     /// # Errors
     /// If a value is refused. The configuration must then stay unchanged.
@@ -447,7 +447,7 @@ impl Node {
 }
 
 impl Process {
-    /// Returns the iteration counter of each thread that makes changes. It is odd during an
+    /// Returns the iteration counter of each thread that makes changes. A counter is odd during an
     /// iteration.
     pub(crate) fn turns(&self) -> impl Iterator<Item = &AtomicU64> {
         self.tallies.iter().chain([&self.ingest.tallies]).map(|tallies| &tallies.turn)
@@ -472,7 +472,7 @@ impl Process {
         self.settings.now()
     }
 
-    /// Reloads the certificates (SIGHUP). On an error the old ones stay in use.
+    /// Reloads the certificates (SIGHUP). After an error the old certificates stay in use.
     pub fn reload_certificates(&self) {
         let refused = |why| SetError::Refused { name: "tls".to_owned(), why };
         let read = |_: &Config, now: &Config| self.tls.configure(&now.tls).map_err(refused);
