@@ -16,8 +16,8 @@ use store::{MANIFEST, Position, SegmentName, parse_segment_name};
 /// Name of the folder until its files are complete. A failed attempt may leave the folder behind.
 const UNFINISHED: &str = ".tidemark-dropped.tmp";
 
-/// Saves the log from offset `from` to its end, durably. Returns the folder, or `None` if it exists
-/// already or if there is nothing to save.
+/// Saves the log from offset `from` to its end, durably. Returns the folder, or `None` if the
+/// folder exists already or if there is nothing to save.
 pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathBuf>, store::Error> {
     let disk = node.store.disk().clone();
     let Some(folder) = disk.place().map(Path::to_path_buf) else { return Ok(None) };
@@ -79,7 +79,7 @@ pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathB
     match made() {
         Ok(()) => Ok(Some(kept)),
         Err(error) => {
-            // Frees space, because the disk may be full.
+            // Free the space, because the disk may be full.
             let _ = std::fs::remove_dir_all(&unfinished);
             Err(io(error))
         }

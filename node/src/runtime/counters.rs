@@ -38,10 +38,11 @@ pub struct Tallies {
     pub hits: Tally,
     /// Reads by key that did not find the row.
     pub misses: Tally,
-    /// Incremented at the start and the end of each event-loop iteration, so it is odd during one.
+    /// Incremented at the start and the end of each event-loop iteration, so the value is odd
+    /// during an iteration.
     pub(crate) turn: AtomicU64,
     /// Longest event-loop iteration since startup, in microseconds. `recent_turn_us` is the longest
-    /// since [`LongestTurns::measure`].
+    /// iteration since [`LongestTurns::measure`].
     longest_turn_us: AtomicU64,
     recent_turn_us: AtomicU64,
 }
@@ -67,7 +68,7 @@ impl Tallies {
         }
     }
 
-    /// Marks the begin of an event-loop iteration. Dropping the guard marks the end.
+    /// Marks the start of an event-loop iteration. Dropping the guard marks the end.
     #[inline]
     pub fn enter(&self) -> TurnGuard<'_> {
         self.turn.fetch_add(1, SeqCst);

@@ -12,7 +12,7 @@ use std::task::Waker;
 #[derive(Default)]
 struct InboxState {
     bytes: Vec<u8>,
-    /// Waker of the task that serves the client; set by its first poll.
+    /// Waker of the task that serves the client. The first poll sets it.
     waker: Option<Waker>,
 }
 
@@ -20,9 +20,9 @@ struct InboxState {
 #[derive(Default)]
 pub struct Inbox {
     state: Mutex<InboxState>,
-    /// Length of `bytes`. Can be read without the lock.
+    /// Length of `bytes`, readable without the lock.
     waiting: AtomicUsize,
-    /// Changed only under the lock.
+    /// Share of the inbox in the memory of all clients. Changed only while holding the lock.
     share: Share,
 }
 

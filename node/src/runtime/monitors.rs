@@ -1,4 +1,4 @@
-//! MONITOR. Without monitoring clients, a command costs one additional atomic load.
+//! Clients of MONITOR. Without monitoring clients, a command costs one additional atomic load.
 
 use crate::runtime::clients::{Client, MONITOR};
 use dataset::clock::unix_us;
@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Maximum shown length of an argument, in bytes.
+/// Maximum number of bytes of an argument that MONITOR shows.
 const SHOWN_BYTES: usize = 4096;
 
 /// Clients in MONITOR mode.
