@@ -1,5 +1,5 @@
-//! Fuzzes the request scanner. Compares it with redis-protocol, and with a scan of the same bytes
-//! in pieces.
+//! Fuzzes the request scanner. Compares its result with redis-protocol, and with a scan of the same
+//! bytes in pieces.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tidemark_server::fuzz::scanner(bytes));

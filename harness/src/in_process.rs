@@ -1,4 +1,4 @@
-//! A server inside the test process, on its own port, and clients for it.
+//! Runs a server inside the test process, on its own port, and provides clients.
 
 use crate::DEFAULT_TIMEOUT;
 use std::io::{Read, Write};
@@ -99,8 +99,8 @@ impl TestServer {
             let copied = before
                 .iter()
                 .all(|(name, _)| std::fs::copy(from.join(name), to.path().join(name)).is_ok());
-            // Repeat the copy if files changed during it. After a kill, all files are from the same
-            // moment.
+            // Repeat the copy if files changed in the meantime. After a kill, all files are from
+            // the same moment.
             if copied && files_of(from) == before {
                 break to;
             }
@@ -134,7 +134,7 @@ impl TestServer {
         client.get_connection().expect("the server accepts connections")
     }
 
-    /// The server object.
+    /// Returns the server object.
     pub fn server(&self) -> &Server {
         self.server.as_ref().expect("the server runs until it is dropped")
     }

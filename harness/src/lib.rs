@@ -35,8 +35,8 @@ pub fn program() -> &'static Path {
     })
 }
 
-/// Reports that a test cannot run here, on stderr (bypassing libtest's capture) and in the file
-/// that `./test` prints at its end.
+/// Reports that a test cannot run here, on stderr (bypassing libtest's capture) and in a file that
+/// `./test` prints when it ends.
 pub fn cannot(why: &str) {
     // A test in a separate process runs on the main thread.
     let name = std::env::var("NEXTEST_TEST_NAME")

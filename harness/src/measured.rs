@@ -34,7 +34,7 @@ impl Place {
     }
 
     /// Fills an empty server with `fill`, or from the cache if an earlier run has stored data with
-    /// this name. The cache has no version: remove it after a change of file formats.
+    /// this name. The cache has no version, so delete its folder after a change of file formats.
     pub fn filled(
         &self,
         name: &str,
@@ -191,7 +191,7 @@ impl Server {
         Ok(())
     }
 
-    /// Kills the server and starts it again. Returns the wall-clock and CPU seconds until it is
+    /// Kills and restarts the server. Returns the wall-clock and CPU seconds until the server is
     /// ready.
     pub fn restart(&mut self) -> io::Result<(f64, f64)> {
         self.kill()?;

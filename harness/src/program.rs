@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Number of liked posts. The number is small, so that each row receives many likes.
 pub const POSTS: u64 = 50;
-/// Lowest post id. It has 16 digits, like the ids of microblogs.
+/// Lowest post id. The id has 16 digits, like the ids of microblogs.
 pub const FIRST: u64 = 3_631_614_501_919_378;
 
 /// Whether each (post, member) like was acknowledged.
@@ -62,7 +62,8 @@ impl Program {
     ///
     /// The output of the server, if it does not become ready.
     pub fn start_as(under: &[&str], dir: &Path, options: &[&str]) -> Result<Program, Vec<String>> {
-        // The server listens before it loads its data. It is ready when the data is loaded.
+        // The server listens before it loads its data. The server is ready when the data are
+        // loaded.
         let (program, lines) = Program::start_until(under, dir, options, "ready to accept")?;
         // Read its output, so that a full pipe never blocks the server.
         std::thread::spawn(move || lines.for_each(drop));
@@ -475,7 +476,7 @@ impl SmallDisk {
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
     }
 
-    /// Remounts the disk read-only ("ro") or writable ("rw"). No file on it may be open for
+    /// Remounts the disk read-only ("ro") or writable ("rw"). No file on the disk may be open for
     /// writing.
     pub fn remount(&mut self, how: &str) {
         let command = format!("mount -o remount,bind,{how} {}", self.folder.path().display());
@@ -510,7 +511,7 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Runs BGSAVE. Returns whether it succeeded.
+/// Runs BGSAVE. Returns whether the snapshot succeeded.
 pub fn snapshot(client: &mut Client) -> bool {
     assert_eq!(refusal(&call(client, "BGSAVE")), "");
     until("the snapshot ends", || info(client, "rdb_bgsave_in_progress") == "0");

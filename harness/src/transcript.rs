@@ -1,8 +1,8 @@
 //! Golden transcripts: scripts of commands and expected replies, run against real servers.
 //!
-//! A transcript is a file in `tests/scripts`. Replies are formatted like redis-cli does and
-//! compared line by line with the file, or written to it on request. `tests/scripts/README.md`
-//! describes the format.
+//! A transcript is a file in `tests/scripts`. Replies are formatted as redis-cli formats them. The
+//! runner compares them with the file line by line, or writes them to the file on request.
+//! `tests/scripts/README.md` describes the format.
 
 mod parse;
 pub mod reply;

@@ -25,7 +25,7 @@ pub struct Options {
     /// Maximum number of runs per range. A lookup reads at most one block of each run. Default 4.
     pub runs: usize,
     /// Maximum number of pairs of a range; larger ranges are divided. Default 2,097,152, about 9
-    /// MB. The newest range receives most writes, and a full merge rewrites all of it.
+    /// MB. The newest range receives most writes, and a full merge rewrites the whole range.
     pub range_pairs: u64,
     /// The upper runs of a range may have up to 1/`upper_part` of the pairs of its lowest run.
     /// Default 12.
@@ -146,7 +146,7 @@ impl Ledger {
     }
 
     /// Opens the runs that the manifest lists. Returns false if the manifest lists no run of this
-    /// ledger. Call it before the first flush.
+    /// ledger. Call this function before the first flush.
     pub fn attach(&self, store: &Store) -> store::Result<bool> {
         let files = store.cold_files();
         let ours = files.iter().filter(|file| ranges::is_of(file, self.space, self.kind));
@@ -234,14 +234,14 @@ impl Ledger {
         self.memory.set(id, member, set);
     }
 
-    /// Looks up a pair. Returns whether it is set, or the block that must be read first.
+    /// Looks up a pair. Returns whether the pair is set, or the block that must be read first.
     pub fn ask(&self, id: u64, member: Member<'_>) -> Answer {
         // Load the version first, so that `settle` detects pairs that move to a run afterwards.
         let seen = self.version.load(Acquire);
         if let Some(set) = self.memory.get(id, member) {
             return Answer::Known(set);
         }
-        // Must precede the load of the ranges (L4).
+        // Load the dropped ids before the ranges (L4).
         let void = self.dropped_up_to(id);
         let ranges = self.ranges.load();
         let range = &ranges[ranges::at(&ranges, id)];
@@ -350,11 +350,12 @@ impl Ledger {
     /// Drops an id: unsets all its pairs. Later writes may set pairs of the id again. No other
     /// thread may write pairs of the id concurrently.
     pub fn drop_id(&self, id: u64) {
-        // Record the drop before memory loses the pairs. Otherwise readers would find them in runs.
+        // Record the drop before memory loses the pairs. Otherwise readers would still find the
+        // pairs in runs.
         self.record_drop(id, None);
         self.memory.remove_id(id);
-        // Record it again: a flush that began after the first call may have copied some of the
-        // pairs.
+        // Record the drop again: a flush that began after the first call may have copied some of
+        // the pairs.
         self.record_drop(id, None);
     }
 
@@ -460,8 +461,8 @@ impl Ledger {
     }
 
     /// Whether memory has reached `times` the configured flush threshold or `2 * times` the current
-    /// one. The factor is larger for the current threshold, because running requests do not wait
-    /// for a flush when the threshold is lowered.
+    /// threshold. The factor is larger for the current threshold, because running requests do not
+    /// wait for a flush when the threshold is lowered.
     fn has_reached_flushes(&self, times: usize) -> bool {
         let of_fewer = self.max_memory_pairs().saturating_mul(2 * times);
         self.weight() >= of_fewer.min(times * self.options.memory_pairs)
@@ -479,7 +480,7 @@ impl Ledger {
     }
 
     /// Visits the pairs in memory in sorted pieces, for a snapshot. May miss a pair that is flushed
-    /// concurrently. In that case the manifest lists its run before the call returns.
+    /// concurrently. In that case the manifest lists the run of that pair before the call returns.
     pub fn walk_memory(&self, each: impl FnMut(&Pairs)) {
         self.memory.walk(&(0..=u64::MAX), each);
     }

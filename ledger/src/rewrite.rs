@@ -2,8 +2,8 @@
 //! memory and the newest runs of a range into one run.
 //!
 //! A rewrite creates its file before it copies pairs from memory (step 1), so a later drop applies
-//! to the file. The merge policy (`ranges::runs_to_merge`) selects the runs. If it selects all runs
-//! and the range is too large, the rewrite divides it into several files.
+//! to the file. The merge policy (`ranges::runs_to_merge`) selects the runs. If the policy selects
+//! all runs and the range is too large, the rewrite divides the range into several files.
 
 use crate::ledger::{Ledger, Options};
 use crate::merge::{MergeSource, merge};
@@ -114,7 +114,7 @@ impl Ledger {
         let is_within = |at: usize| ranges[at].low <= high && ranges::high(&ranges, at) >= low;
         let within = (0..ranges.len()).filter(|&at| is_within(at));
         let (empty, written): (Vec<_>, Vec<_>) = within.partition(|&at| ranges[at].runs.is_empty());
-        // Drops apply only to runs. These ranges have no runs, and the lock prevents new ones.
+        // Drops apply only to runs. These ranges have no runs, and the lock prevents new runs.
         for at in empty {
             self.forget_drops(ranges[at].low, ranges::high(&ranges, at), u64::MAX);
         }
@@ -138,7 +138,7 @@ impl Ledger {
     }
 
     /// Removes all ranges that are entirely below `horizon`, without reading them, and their pairs
-    /// in memory. Returns whether it removed a range. Other pairs below the horizon stay.
+    /// in memory. Returns whether any range was removed. Other pairs below the horizon stay.
     pub fn drop_below(&self, store: &Store, horizon: u64) -> store::Result<bool> {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
@@ -170,7 +170,7 @@ impl Ledger {
     }
 
     /// Flushes the range at index `at`. Merges the runs that the merge policy selects, but only
-    /// those newer than the newest unreadable run.
+    /// runs newer than the newest unreadable run.
     fn rewrite_readable<'a>(
         &'a self,
         store: &'a Store,
@@ -215,12 +215,13 @@ impl Ledger {
         let (low, high) = (range.low, ranges::high(ranges, at));
         let total = from_memory.map_or(0, |from| from.pairs) as u64
             + range.runs[..merged].iter().map(|run| run.pairs()).sum::<u64>();
-        // A file's stamp is the log offset that it covers. It is valid for the whole range, so use
-        // only the stamps of runs that cover the whole range.
+        // A file's stamp is the log offset that it covers. The stamp of the new file is valid for
+        // the whole range, so use only the stamps of runs that cover the whole range.
         let answering = range.runs.iter().filter(|run| run.answers_for(low));
         let answering = answering.filter(|run| run.answers_for(high)).map(|run| run.covered());
-        // After a restart it is unknown to which runs a drop applies. If older runs remain that
-        // contain dropped pairs, replay must read the drop and all later writes from the log.
+        // After a restart the ledger does not know to which runs a drop applies. If older runs
+        // remain that contain dropped pairs, replay must read the drop and all later writes from
+        // the log.
         let flushed = from_memory.filter(|_| is_lowest || !self.has_drops(low, high));
         let flushed = flushed.map(|from| from.covered);
         let pieces = if is_lowest { total.div_ceil(self.options.range_pairs).max(1) } else { 1 };
@@ -361,8 +362,8 @@ struct RunOutput<'a> {
     /// Tag of the next file. `high` is the end of the range until the end of the file is known.
     tag: Tag,
     is_lowest: bool,
-    /// Number of pairs per file; the last id of a file may exceed it. `left` is the number of files
-    /// still to begin.
+    /// Number of pairs per file. The pairs of the last id of a file may exceed this number. `left`
+    /// is the number of files still to begin.
     piece: u64,
     left: u64,
     last: Option<u64>,

@@ -143,7 +143,7 @@ impl Life {
     }
 
     fn write(&self, random: &mut fastrand::Rng) {
-        // One call in four changes only a few pairs, most of them repeatedly.
+        // In one call of four, change only a few pairs, and most of these repeatedly.
         let (ids, members) = if random.u8(..4) == 0 { (2, 3) } else { (9, 60) };
         for _ in 0..random.usize(1..12) {
             let id = random.u64(0..ids) * 11;

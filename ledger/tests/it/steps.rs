@@ -209,8 +209,8 @@ fn full_disk_leaves_everything_as_it_was() {
     check(6000);
 }
 
-/// A pair changes twice after the flush has copied it, so its state is the same. The log reads the
-/// state from memory, so the pair must not leave memory.
+/// A pair changes twice after the flush has copied the pair, so its final state equals the copy.
+/// The log reads the state from memory, so the pair must not leave memory.
 #[test]
 fn pair_changed_and_reverted_during_flush_stays_in_memory() {
     let store = open(&SimDisk::new(1));

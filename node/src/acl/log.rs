@@ -62,7 +62,7 @@ impl Default for Log {
 }
 
 impl Log {
-    /// Adds a refusal, or increments the count of an equal recent one.
+    /// Adds a refusal, or increments the count of an equal recent refusal.
     pub fn note(&mut self, reason: Reason, object: &[u8], user: &[u8], client: Vec<u8>) {
         let cut = |text: &[u8]| text[..text.len().min(KEPT_BYTES)].to_vec();
         let (object, user, now) = (cut(object), cut(user), unix_us());

@@ -5,11 +5,11 @@
 //! the whole request. The command table alone determines what a request accesses: its key
 //! arguments, the space, view or action that it names, and its channels.
 //!
-//! `$home` extends Redis: it allows the space, view or action `home` in commands without keys
-//! (`CNT.GET post 17`). `$post` also allows the keys of the space post (`HGETALL post:17`). A user
-//! with access to all keys (`~*`) may use every space.
+//! As an extension of Redis, the rule `$home` allows the space, view or action `home` in commands
+//! without keys (`CNT.GET post 17`). `$post` also allows the keys of the space post (`HGETALL
+//! post:17`). A user with access to all keys (`~*`) may use every space.
 //!
-//! Rules may name commands of Redis that do not exist here (`redis_names`).
+//! Rules may name commands of Redis that this server does not have (`redis_names`).
 //!
 //! A connection caches its user ([`Access`]) and reloads the user before the next request when
 //! users change. The initial user `default` has all permissions, so for its requests the server
@@ -221,8 +221,8 @@ impl Acl {
         })
     }
 
-    /// Returns the command that `security.deny_commands` denies, if any. It is the request's own
-    /// command or one that an option runs.
+    /// Returns the command that `security.deny_commands` denies, if any. The denied command is the
+    /// request's own command or a command that an option runs.
     fn denied_to_all(&self, request: &Request<'_>) -> Option<&'static str> {
         let denied = self.denied.load();
         let also = request.option_command().map(|(number, _)| number).filter(|n| denied.has(*n));

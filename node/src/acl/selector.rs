@@ -189,7 +189,7 @@ impl Pattern {
     }
 
     /// Whether the pattern allows `text`. `needs` returns whether the request reads the object, and
-    /// whether it writes it.
+    /// whether the request writes the object.
     fn allows(&self, text: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
         let suffices = |(read, write): (bool, bool)| (self.read || !read) && (self.write || !write);
         glob::matches(self.glob.as_bytes(), text, false)
@@ -214,7 +214,7 @@ pub struct Selector {
     /// Allowed first arguments, in lower case, of commands that are not in `commands`
     /// (`+select|0`).
     first_args: Vec<(usize, String)>,
-    /// Rules that produced `commands`, without overridden ones.
+    /// Rules that produced `commands`, without overridden rules.
     rules: Vec<String>,
     all_keys: bool,
     keys: Vec<Pattern>,
@@ -289,7 +289,7 @@ impl Selector {
 
     /// Applies `+name` or `-name`; `name` is in lower case.
     fn apply_command_rule(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
-        // A command or subcommand that exists here.
+        // Whether this server has the command or subcommand.
         let is_ours = |name: &str| !table::numbers_named(name).is_empty();
         let first_arg = name
             .split_once('|')

@@ -93,8 +93,8 @@ impl User {
         self.selectors.iter().any(|selector| selector.reads_all_with(prefix))
     }
 
-    /// Whether a password has this digest. Takes constant time: it compares all passwords
-    /// completely.
+    /// Whether a password has this digest. The comparison takes constant time, because it compares
+    /// all passwords completely.
     pub(super) fn accepts(&self, given: &Digest) -> bool {
         let mut right = Choice::from(u8::from(self.nopass));
         for password in &self.passwords {
@@ -143,7 +143,7 @@ impl User {
         match rule.to_ascii_lowercase().as_str() {
             "on" => self.on = true,
             "off" => self.on = false,
-            // Options of Redis's RESTORE, without effect here.
+            // These options of Redis's RESTORE have no effect in this server.
             "sanitize-payload" | "skip-sanitize-payload" => {}
             "nopass" => {
                 self.nopass = true;
@@ -271,7 +271,7 @@ fn in_modifier(rule: &str, why: &str) -> String {
     format!("Error in ACL SETUSER modifier '{shown}': {why}")
 }
 
-/// Joins the words of each selector in parentheses.
+/// Joins the arguments of each selector in parentheses.
 fn joined(rules: &[&str]) -> Result<Vec<String>, String> {
     let mut all: Vec<String> = Vec::new();
     let mut open: Option<String> = None;

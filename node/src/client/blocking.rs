@@ -42,7 +42,7 @@ impl Client {
         self.waiting += 1;
     }
 
-    /// Number of pending replies, including those of unsent commands.
+    /// Number of pending replies, including the replies to unsent commands.
     pub fn waiting(&self) -> usize {
         self.waiting
     }

@@ -191,8 +191,8 @@ pub async fn within<T>(
     })
 }
 
-/// Returns a TLS configuration for other client libraries. It trusts the authorities in `ca_file`,
-/// or the system's if `ca_file` is empty.
+/// Returns a TLS configuration for other client libraries. The configuration trusts the authorities
+/// in `ca_file`, or the system's authorities if `ca_file` is empty.
 #[cfg(feature = "kafka")]
 pub fn client_tls(ca_file: &str) -> Result<tokio_rustls::rustls::ClientConfig, String> {
     let roots = if ca_file.is_empty() { system_roots() } else { tls::roots("ca_file", ca_file) };

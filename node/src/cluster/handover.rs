@@ -4,9 +4,9 @@
 //! The replicas already have the rows, so nothing is copied.
 //!
 //! 1. The master asks all nodes whether they know a later topology, or a different one of the same
-//!    version. It asks the replicas that will get slots whether they accept the next topology and
-//!    can write it to disk. These replicas must be in sync. If step 1 or 2 fails, nothing has
-//!    changed.
+//!    version. The master asks the replicas that will get slots whether they accept the next
+//!    topology and can write it to disk. These replicas must be in sync. If step 1 or 2 fails,
+//!    nothing has changed.
 //! 2. Writes are paused until the hand-over ends, and the master waits until these replicas have
 //!    the whole log. The pause has no timeout, because a write accepted after a timeout could be
 //!    lost.
@@ -107,7 +107,7 @@ pub async fn hand_over<G: HandoverSource>(
         let has_unconfirmed_handover = giver.cluster().has_unconfirmed_handover();
         let told = send_topology_to_all(giver, &next).await;
         // All masters, including the new owners, and all replicas of this node must receive the
-        // topology. A node that refuses it knows a later topology.
+        // topology. A node that refuses the topology knows a later one.
         let is_needed = |(member, error): &&(&Member, String)| {
             member.master.is_none()
                 || member.master.as_ref() == Some(&next.own_id)
@@ -116,7 +116,7 @@ pub async fn hand_over<G: HandoverSource>(
         if let Some((_, error)) = told.iter().find(is_needed) {
             return Err(refuse!("ERR {error}. Send this command again"));
         }
-        // This also lifts the fence that is up since the unfinished hand-over.
+        // This also lifts the fence that has been up since the unfinished hand-over.
         if has_unconfirmed_handover {
             giver.gave(version).await?;
         }

@@ -191,9 +191,9 @@ impl Cluster {
     }
 
     /// CLUSTERX HOLD: reserves the cluster for the command with this token. Returns false if
-    /// another command holds it. If `time` is zero, releases the reservation. The hold is advisory
-    /// and lost on restart. It prevents concurrent commands of two operators, but does not fence
-    /// masters.
+    /// another command has reserved the cluster. If `time` is zero, releases the reservation. The
+    /// hold is advisory and lost on restart. The hold prevents concurrent commands of two
+    /// operators, but does not fence masters.
     pub fn hold(&self, token: &[u8], time: Duration) -> bool {
         let mut current_hold = self.current_hold.lock();
         let now = Instant::now();
@@ -256,8 +256,8 @@ impl Cluster {
     }
 
     /// Whether this node is a master without replicas in its topology. If so, no other node can
-    /// serve its slots. During a hand-over this is false, because a controller may have assigned
-    /// all of them to a replica that did not receive the topology.
+    /// serve its slots. During a hand-over the function returns false, because a controller may
+    /// have assigned all slots to a replica that did not receive the topology.
     pub fn is_sole_owner(&self) -> bool {
         let topology = self.topology();
         !self.giving.load(SeqCst)

@@ -1,8 +1,8 @@
 //! Topology from Redis Sentinel, which names the master of each shard.
 //!
 //! Each failover has a higher configuration epoch, so a lower epoch marks a stale Sentinel. Within
-//! one epoch the majority decides. The topology's version is the sum of the epochs. It never
-//! decreases, even after a restart, because the data folder stores it.
+//! one epoch the majority decides. The topology's version is the sum of the epochs. The version
+//! never decreases, even after a restart, because the data folder stores the version.
 
 use crate::cluster::Topology;
 use crate::cluster::slot::{SLOTS, parse_ranges};

@@ -75,7 +75,8 @@ pub fn write_range(first: u16, last: u16) -> String {
     if first == last { first.to_string() } else { format!("{first}-{last}") }
 }
 
-/// Parses slots and ranges separated by spaces: `0-5460 7000`. The error is the invalid word.
+/// Parses slots and ranges separated by spaces: `0-5460 7000`. The error is the invalid part of the
+/// text.
 pub fn parse_ranges(text: &str) -> Result<Vec<(u16, u16)>, String> {
     let slot = |text: &str| text.parse::<u16>().ok().filter(|slot| *slot < SLOTS);
     let range = |word: &str| {

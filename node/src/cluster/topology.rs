@@ -1,7 +1,8 @@
 //! Topology: the master of each slot and the replicas of each master. A topology is immutable and
 //! has a version; each change creates a new topology.
 //!
-//! Its text has a line per node, as in Kvrocks' CLUSTERX SETNODES and in the data folder:
+//! The text of a topology has a line per node, as in Kvrocks' CLUSTERX SETNODES and in the data
+//! folder:
 //!
 //! ```text
 //!   <id> <host> <port> master - [<slot>|<first>-<last> ...]

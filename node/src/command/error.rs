@@ -217,7 +217,7 @@ impl From<ChangeError> for Refusal {
     }
 }
 
-/// Displays a client's bytes in an error: at most 128 of them, and non-printable ones as `\xNN`.
+/// Displays a client's bytes in an error: at most 128 bytes, with `\xNN` for non-printable bytes.
 pub struct Printable<'a>(pub &'a [u8]);
 
 impl fmt::Display for Printable<'_> {

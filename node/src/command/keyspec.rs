@@ -1,7 +1,7 @@
 //! Key specifications of commands, as in Redis's COMMAND.
 //!
-//! [`Spec::keys`] determines the positions of the keys. The flags determine how a command uses
-//! them, unless [`Spec::uses`] overrides that.
+//! [`Spec::keys`] determines the positions of the keys. The flags determine how a command uses the
+//! keys, unless [`Spec::uses`] overrides the flags.
 
 use crate::command::spec::{KeyArgs, Spec, flag};
 use resp::Args;
@@ -10,7 +10,7 @@ use resp::Args;
 pub struct KeySpec {
     /// Positions, as in [`Spec::keys`].
     pub keys: KeyArgs,
-    /// `RO`, `RW`, `OW` (overwrite) or `RM` (remove), followed by words for the access to the
+    /// `RO`, `RW`, `OW` (overwrite) or `RM` (remove), followed by flags for the access to the
     /// content, separated by spaces.
     pub uses: &'static str,
 }

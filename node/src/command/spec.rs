@@ -60,7 +60,7 @@ pub mod flag {
     /// Changes data if an option says so (FEED.GET ... MARK, PH.UNSEEN ... MARK).
     pub const MAY_WRITE: u32 = 1 << 26;
     /// The first argument names a space, view or action. A subcommand's name or a key may precede
-    /// it.
+    /// this argument.
     pub const NAMED: u32 = 1 << 27;
     /// A write that also returns stored data.
     pub const READS: u32 = 1 << 28;
@@ -70,7 +70,8 @@ pub mod flag {
     pub const PACKED: u32 = 1 << 30;
 }
 
-/// Positions of the arguments that identify the accessed data. `footprint` resolves them.
+/// Positions of the arguments that identify the accessed data. `footprint` resolves these
+/// positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyArgs {
     /// No positions: the command accesses no data, or the whole data set.
@@ -79,12 +80,12 @@ pub enum KeyArgs {
     /// step.
     Keys(i32, i32, i32),
     /// Stream keys after the word STREAMS, which is at this position or later. An equal number of
-    /// ids follows them.
+    /// ids follows the keys.
     Streams(u8),
     /// The key of a row, a view and a viewer. The view may return other data of the row's id.
     Shown,
     /// Ids of the space, view or action in the first argument: position of the first id, and the
-    /// step. Options may follow them.
+    /// step. Options may follow the ids.
     Ids(Of, usize, usize),
 }
 
@@ -109,7 +110,7 @@ pub const NO_KEYS: KeyArgs = KeyArgs::None;
 pub const ONE_KEY: KeyArgs = KeyArgs::Keys(1, 1, 1);
 /// The first two arguments are keys.
 pub const TWO_KEYS: KeyArgs = KeyArgs::Keys(1, 2, 1);
-/// The second argument is the only key. It follows a subcommand's name or a number of keys.
+/// The second argument is the only key. The key follows a subcommand's name or the number of keys.
 pub const SECOND_KEY: KeyArgs = KeyArgs::Keys(2, 2, 1);
 /// All arguments are keys.
 pub const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
@@ -173,7 +174,7 @@ pub struct Spec {
     /// Complexity.
     pub cost: Cost,
     /// How the command uses its first key and the others, in terms of
-    /// [`KeySpec::uses`](crate::command::keyspec::KeySpec::uses); empty if the flags imply it.
+    /// [`KeySpec::uses`](crate::command::keyspec::KeySpec::uses); empty if the flags imply the use.
     pub uses: (&'static str, &'static str),
     /// Hints for cluster clients: request and response policy, and whether replies are
     /// deterministic.

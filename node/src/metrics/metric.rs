@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 /// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Increases until a restart or CONFIG RESETSTAT. Its name in `/metrics` ends in `_total`.
+    /// Increases until a restart or CONFIG RESETSTAT. The name of a counter in `/metrics` ends in
+    /// `_total`.
     Counter,
     /// Increases and decreases.
     Gauge,

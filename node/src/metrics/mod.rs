@@ -2,7 +2,7 @@
 //! INFO with the same value.
 //!
 //! INFO prints fields from these declarations where possible, and `/metrics` of the admin port
-//! encodes all of them. Both read existing counters on demand, so a metric costs nothing until it
+//! encodes all metrics. Both read existing counters on demand, so a metric costs nothing until it
 //! is requested.
 
 mod cold;

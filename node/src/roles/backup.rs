@@ -30,7 +30,8 @@ const AUTO: &str = "auto-";
 /// Name prefix of backups that BACKUP TO makes without a name.
 const MANUAL: &str = "backup-";
 
-/// Returns the folder that the argument of BACKUP TO names. It is always below `backup.dir`.
+/// Returns the folder that the argument of BACKUP TO names. The folder is always below
+/// `backup.dir`.
 pub fn place(config: &Config, text: &str) -> Result<PathBuf, String> {
     let root = &config.backup.dir;
     if root.as_os_str().is_empty() {

@@ -90,7 +90,7 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub struct Backups {
     pub(super) shared: Mutex<Shared>,
-    /// State of the backup thread. The last step of a shutdown also uses it.
+    /// State of the backup thread. The last step of a shutdown also uses this state.
     pub(super) thread_state: Mutex<BackupThreadState>,
     pub(super) nudge: Condvar,
     pub(super) stopped: AtomicBool,

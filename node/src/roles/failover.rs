@@ -57,7 +57,7 @@ const IN_DOUBT: &str = "ERR the replica did not reply to the takeover request an
 
 /// Arguments of FAILOVER.
 pub struct Wanted {
-    /// Address of the replica; `None` chooses the first one that has caught up.
+    /// Address of the replica; `None` chooses the first replica that has caught up.
     pub to: Option<Master>,
     /// Whether `to` takes over after the timeout even if it has not caught up.
     pub force: bool,
@@ -79,7 +79,7 @@ impl Failover {
     }
 
     /// Executes REPLICAOF, like [`crate::roles::Replication::order`]. Returns `None` while a
-    /// failover forbids it.
+    /// failover forbids REPLICAOF.
     pub fn order(&self, node: &Node, order: Order) -> Option<std::io::Result<bool>> {
         let _one = self.order_lock.lock();
         if self.forbids_orders(&node.replication) {

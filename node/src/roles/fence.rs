@@ -17,8 +17,8 @@
 //! fence, so a restarted node never accepts an older one.
 //!
 //! Epochs are compared within a *group*: the Sentinels that watch a master under one name. Groups
-//! have independent epochs. If two groups watch this node, either can depose it, and only the group
-//! that deposed it can reinstate it.
+//! have independent epochs. If two groups watch this node, either group can depose it, and only
+//! that group can reinstate the node.
 //!
 //! A node that becomes the master again starts a later term than every master since its last term
 //! ([`Fence::missed`]). Otherwise its replicas would consider their own history newer and refuse to
@@ -106,9 +106,9 @@ impl HeardState {
         }
     }
 
-    /// Whether a replica can lift the fence. A replica cannot lift it after a hello of a Sentinel,
-    /// or if topologies were missed. Missed topologies require an explicit role change, which
-    /// starts a new term.
+    /// Whether a replica can lift the fence. A replica cannot lift the fence after a hello of a
+    /// Sentinel, or if topologies were missed. Missed topologies require an explicit role change,
+    /// which starts a new term.
     fn lets_replica_lift_fence(&self) -> bool {
         self.is_raised && self.groups.is_empty() && self.skipped == 0
     }
@@ -308,9 +308,9 @@ mod tests {
         assert_eq!(named(&fence, true, 6, true), None);
     }
 
-    /// Regression test from the soak. One Sentinel promoted this node in epoch 6. Before it
-    /// finished, another Sentinel promoted a different node in epoch 7. The first Sentinel adopted
-    /// epoch 7 and named this node with it.
+    /// Regression test from the soak. One Sentinel promoted this node in epoch 6. Before that
+    /// failover was complete, another Sentinel promoted a different node in epoch 7. The first
+    /// Sentinel adopted epoch 7 and named this node with it.
     #[test]
     fn the_ordered_master_wins_within_one_epoch() {
         let (old, new) = (Fence::default(), Fence::default());

@@ -156,9 +156,9 @@ fn run_as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::R
         let watch = || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
             runtime.block_on(async {
-                // Steps down after every role change, even if a later change reverted it. The
+                // Step down after every role change, even if a later change reverted the role. The
                 // change has closed the write gate, and only a new term as a master opens it. The
-                // guard from `wait_for` locks `orders`. It must be dropped before waiting for the
+                // guard from `wait_for` locks `orders`. Drop the guard before waiting for the
                 // workers, because a worker may be changing the role.
                 let is_ordered =
                     |_: &u64| !node.replication.is_master() || !node.replication.log_matches_role();
@@ -340,8 +340,8 @@ mod tests {
     use crate::runtime::shutdown::Stop;
     use store::{Position, SEGMENT_HEAD_BYTES, SegmentHead, SimDisk, Store, StoreOptions};
 
-    /// A master may report any term, even the highest one. Its former replica can still be
-    /// promoted, even twice.
+    /// A master may report any term, even the highest possible term. Its former replica can still
+    /// be promoted, even twice.
     #[test]
     fn a_term_that_a_master_names_stops_no_promotion() {
         let folder = tempfile::tempdir().unwrap();

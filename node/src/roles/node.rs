@@ -1,9 +1,9 @@
 //! The node and its process: the state that all connections share.
 //!
-//! A [`Process`] exists once. A [`Node`] is one data set within it; a full sync replaces the node.
-//! The [`Host`] holds the process and the current node. An event-loop iteration of a worker loads
-//! the engines once, so that a change of the catalogue does not affect it midway ([`Now`],
-//! [`OwnedView`]).
+//! A [`Process`] exists once. A [`Node`] is one data set within the process; a full sync replaces
+//! the node. The [`Host`] holds the process and the current node. An event-loop iteration of a
+//! worker loads the engines once, so that a change of the catalogue does not affect the iteration
+//! midway ([`Now`], [`OwnedView`]).
 
 use crate::acl::Acl;
 use crate::cluster::Cluster;
@@ -41,8 +41,8 @@ use std::time::{Duration, Instant};
 const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const NOT_LOADED: &str = "commands that need the data set are rejected while loading";
 
-/// A value that is available after the data are loaded. Before that, the dispatcher rejects
-/// commands that need it.
+/// A value that is available after the data are loaded. Until then, the dispatcher rejects commands
+/// that need the value.
 pub struct Loaded<T>(OnceLock<T>);
 
 impl<T> Default for Loaded<T> {
@@ -174,8 +174,8 @@ impl<'a> Now<'a> {
         Now { node, engines }
     }
 
-    /// Returns the engines. The dispatcher rejects commands that need them before the data are
-    /// loaded.
+    /// Returns the engines. Before the data are loaded, the dispatcher rejects commands that need
+    /// the engines.
     ///
     /// # Panics
     /// If the data are not loaded.
@@ -384,8 +384,8 @@ impl Node {
     }
 
     /// Returns the error for writes, or `None` if they are accepted. As in Redis, a disk error
-    /// takes precedence over an error of the role. So does the error of a new master that cannot
-    /// begin its log.
+    /// takes precedence over an error of the role. The error of a new master that cannot begin its
+    /// log also takes precedence.
     #[inline]
     pub fn refusal(&self) -> Option<Refusal> {
         if let Some(text) = self.durability.refusal() {
@@ -494,7 +494,7 @@ impl Process {
         self.cluster.health.failed(dataset::clock::unix_ms(), timeout_ms)
     }
 
-    /// Port of the first listening socket; 0 without one.
+    /// Port of the first listening socket; 0 without a socket.
     pub fn port(&self) -> u16 {
         self.addresses.first().map_or(0, SocketAddr::port)
     }

@@ -19,14 +19,14 @@ use tokio::task::JoinHandle;
 
 /// Interval of the timer for heartbeats and deadlines.
 const TICK: Duration = Duration::from_millis(100);
-/// Maximum bytes per write. Copying them into the socket blocks the worker for about 20
-/// microseconds.
+/// Maximum number of bytes per write. Copying this many bytes into the socket blocks the worker for
+/// about 20 microseconds.
 const WRITE_BYTES: usize = 64 << 10;
 /// Maximum log that is kept for a full sync in addition to `durability.keep_log`. A sync that needs
 /// more fetches a newer snapshot.
 const SYNC_LOG_BYTES: u64 = 4 << 30;
 
-/// Slot of one replica, counted against `max_replicas`. Dropping it frees the slot.
+/// Slot of one replica, counted against `max_replicas`. Dropping the guard frees the slot.
 pub struct Place {
     node: Arc<Node>,
     client: u64,
@@ -250,7 +250,7 @@ mod tests {
         config.durability.dir = folder.path().to_path_buf();
         config.replication.timeout_s = 1;
         let node = Host::alone(&config);
-        // Hello of a replica with another history. The sender always replies to it.
+        // Hello of a replica with another history. The sender always replies to such a hello.
         let hello =
             [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
         // The buffer is smaller than the reply.

@@ -1,11 +1,11 @@
-//! Replica side of replication: the link to the master. It applies the master's log to this node's
-//! log and engines.
+//! Replica side of replication: the link to the master. The link applies the master's log to this
+//! node's log and engines.
 //!
 //! **Taking over.** The promotion of a connected replica loses no write of its master. Before the
 //! replica begins its own log, it asks the master to step down (`StepDown`). The master stops
 //! accepting writes, follows this node, and reports the end of its log (`SteppedDown`). This node
-//! applies the log up to that end while its clients' writes wait. It stops waiting after 1.5 s
-//! without a message from the master, which may be dead or frozen. A frozen master finds the
+//! applies the log up to that end while its clients' writes wait. This node stops waiting after 1.5
+//! s without a message from the master, which may be dead or frozen. A frozen master finds the
 //! request in its socket when it resumes, and steps down.
 //!
 //! Under Sentinel the request is delayed, by up to 1.3 s, until a Sentinel names this node as the
@@ -208,7 +208,7 @@ impl ReplicaContext {
         }
     }
 
-    /// Applies a batch. If it fails, a part of the batch may be applied.
+    /// Applies a batch. After an error, a part of the batch may be applied.
     fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<(), String> {
         let node = &self.node;
         let (mut engines, parts) = (node.engines(), &node.durability.parts);
@@ -251,7 +251,7 @@ pub(crate) fn run(
         }
     };
     let followed = runtime.block_on(follow(host, node, log, master, dial));
-    // A DNS lookup may still be running. A promotion does not wait for it.
+    // A DNS lookup may still be running. A promotion does not wait for the lookup.
     runtime.shutdown_background();
     followed
 }

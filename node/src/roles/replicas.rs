@@ -44,7 +44,7 @@ struct RefusingReplica {
 }
 
 impl ConnectedReplica {
-    /// Returns the state as Redis names it in INFO.
+    /// Returns Redis's name of the state in INFO.
     pub fn state(&self) -> &'static str {
         match self.sending {
             Sending::Nothing => "wait_bgsave",

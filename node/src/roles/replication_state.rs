@@ -2,7 +2,8 @@
 //!
 //! The role is on disk before any client or thread sees it. Because the disk may be slow, workers
 //! never change the role (`Call::answer_later`), and readers never wait. The write gate is one
-//! atomic. It is closed on a replica, on a fenced master, and on a master with too few replicas.
+//! atomic. The gate is closed on a replica, on a fenced master, and on a master with too few
+//! replicas.
 //!
 //! Long: many short functions read or change the private fields of [`Replication`].
 
@@ -389,7 +390,7 @@ impl Replication {
         self.judge(config);
     }
 
-    /// Returns the hellos that notify Sentinels of this master, and clears them.
+    /// Returns the pending hellos that notify Sentinels of this master, and clears the list.
     pub(crate) fn take_announcements(&self) -> Vec<String> {
         let is_due = self.announces.swap(false, SeqCst) && self.is_master();
         if !is_due {
@@ -512,7 +513,7 @@ impl Replication {
         is_new
     }
 
-    /// Logs once that a server with another protocol tries to follow this one.
+    /// Logs once that a server with another protocol tries to follow this node.
     pub fn note_foreign_replica(&self, peer: std::net::IpAddr, why: &str) {
         if self.note_error(format!("rejected replica {peer}: {why}")) {
             tracing::warn!("rejected replica {peer}: {why}");

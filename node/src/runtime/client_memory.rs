@@ -1,6 +1,6 @@
 //! Memory of all clients' buffers. Each client has its own limits, but thousands of clients within
-//! their limits could exhaust the memory. So the sum is also limited (`max_clients_memory`,
-//! Redis's `maxmemory-clients`). When it exceeds the limit, the largest client is disconnected.
+//! their limits could exhaust the memory. So the sum is also limited (`max_clients_memory`, Redis's
+//! `maxmemory-clients`). When the sum exceeds the limit, the server disconnects the largest client.
 //!
 //! Each owner of buffers has a [`Share`] that reports its size. Only whole [`GRAIN`]s are counted.
 //! Typical buffers are smaller, so they cause no writes to the shared total.

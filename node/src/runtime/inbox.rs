@@ -1,5 +1,6 @@
 //! Inbox of a client: messages of channels, invalidations, and lines of MONITOR. Any thread may
-//! push. The client's own worker writes them to the socket between two event-loop iterations.
+//! push. The client's own worker writes the messages to the socket between two event-loop
+//! iterations.
 //!
 //! The inbox of a client that does not read grows up to a limit. At the limit the client is
 //! disconnected. The publisher never waits.

@@ -51,7 +51,7 @@ pub struct IngestProgress {
     /// State of the partition's reader.
     pub state: State,
     /// Number of unread messages in the broker's last report; `None` before the first report. A
-    /// pause does not change it.
+    /// pause does not change this number.
     pub lag: Option<u64>,
 }
 

@@ -57,7 +57,7 @@ impl Pause {
         self.change(|_| ())
     }
 
-    /// Changes the pauses, removes expired ones, and returns the current extent.
+    /// Changes the pauses, removes expired pauses, and returns the current extent.
     fn change(&self, change: impl FnOnce(&mut [Option<(Instant, Paused)>; 4])) -> Paused {
         let mut pauses = self.pauses.lock();
         change(&mut pauses);
@@ -89,8 +89,8 @@ impl Pause {
     }
 
     /// Waits until the extent is smaller than at the time of the call. A client that waits for the
-    /// end of a FAILOVER must not be woken when another pause ends. Its request would be refused
-    /// during the role change.
+    /// end of a FAILOVER must not be woken when another pause ends. Otherwise its request would be
+    /// refused during the role change.
     pub async fn wait_until_eased(&self) {
         let was = self.now();
         loop {

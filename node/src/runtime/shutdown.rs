@@ -1,5 +1,5 @@
-//! Shutdown signal of a server. A Unix signal, SHUTDOWN or a test triggers it, and all waiters are
-//! notified.
+//! Shutdown signal of a server. A Unix signal, SHUTDOWN or a test triggers the shutdown, and all
+//! waiters are notified.
 
 use super::tls::Socket;
 use parking_lot::{Condvar, Mutex};
@@ -29,7 +29,8 @@ struct Shared {
     warned: AtomicBool,
     /// Whether a stop waits for a snapshot.
     saves: AtomicBool,
-    /// Sockets of clients that sent SHUTDOWN. They stay open until the data folder is released.
+    /// Sockets of clients that sent SHUTDOWN. These sockets stay open until the data folder is
+    /// released.
     kept_open: Mutex<Vec<OwnedFd>>,
     /// Whether the data folder is released, so that such sockets close immediately.
     is_folder_free: AtomicBool,

@@ -2,8 +2,8 @@
 //!
 //! The dispatcher records commands that exceeded a threshold. Such commands are rare, so a lock
 //! suffices. The dispatcher times commands that do not take constant time, and commands with many
-//! arguments. It times all commands while LATENCY has a threshold or SLOWLOG's threshold is below
-//! `COARSE_US`.
+//! arguments. The dispatcher times all commands while LATENCY has a threshold or SLOWLOG's
+//! threshold is below `COARSE_US`.
 
 use crate::config::Server;
 use crate::runtime::clients::Client;

@@ -154,7 +154,7 @@ fn what_sentinels_have_said_is_known_after_a_start() {
 }
 
 /// Regression test from the soak. The node was down while two others were the master. Sentinel
-/// promotes it before sending it a hello.
+/// promotes this node before sending a hello to it.
 #[test]
 fn promotion_before_the_first_sentinel_hello_skips_a_term() {
     let sentinels = vec![Epoch { name: "mymaster".to_owned(), epoch: 23 }];
@@ -188,7 +188,7 @@ fn one_at_a_time_writes_down_what_sentinels_say() {
     assert!(says(7));
 }
 
-/// Writing the role may take seconds. Until it is written, readers see the old role and gate.
+/// Writing the role may take seconds. Until the role is on disk, readers see the old role and gate.
 #[test]
 fn reads_of_the_role_do_not_wait_for_the_disk() {
     let (replication, config, _folder) = master();

@@ -7,8 +7,9 @@
 //!   end of the writer's command      `invalidate` to each reader, then the writer's own reply
 //! ```
 //!
-//! - **Default mode.** A read inserts its keys into the table *before* it reads. A write changes
-//!   the data before it removes the keys. So a reader either sees the new value or is notified.
+//! - **Default mode.** A read inserts its keys into the table *before* reading the data. A write
+//!   changes the data before it removes the keys. So a reader either sees the new value or is
+//!   notified.
 //! - **Broadcast mode.** This mode does not use the table. After a change of an id, all possible
 //!   names of its keys are sent to the clients with a matching prefix.
 //! - **Places.** A key depends on one or several [places](dataset::watch::Place): the row, or the
