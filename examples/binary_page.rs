@@ -12,7 +12,7 @@ use std::error::Error;
 pub(crate) struct Post {
     /// Id of the post.
     pub(crate) id: u64,
-    /// The view's counters.
+    /// Values of the view's counters.
     pub(crate) counters: Vec<i64>,
     /// The view's flags; `None` if the id is below the horizon.
     pub(crate) flags: Vec<Option<bool>>,

@@ -113,12 +113,12 @@ impl TestServer {
         TestServer::on(to, self.config.clone())
     }
 
-    /// The data folder.
+    /// Path of the data folder.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.as_ref().expect("running until the end").path()
     }
 
-    /// The listening port.
+    /// Port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -162,7 +162,7 @@ impl TestServer {
     }
 }
 
-/// A stopped server.
+/// A stopped server, which can be started again.
 pub struct Stopped {
     folder: tempfile::TempDir,
     config: Config,
@@ -181,7 +181,7 @@ pub fn listener() -> TcpListener {
 }
 
 impl Stopped {
-    /// Starts the server again.
+    /// Starts the stopped server again.
     pub fn started(self) -> TestServer {
         let mut config = self.config;
         config.durability.dir = self.folder.path().to_path_buf();
@@ -206,7 +206,7 @@ impl Drop for TestServer {
 
 /// A raw socket to the server.
 pub struct Raw {
-    /// The socket.
+    /// TCP connection to the server.
     pub stream: TcpStream,
 }
 

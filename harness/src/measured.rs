@@ -165,12 +165,12 @@ impl Server {
         })
     }
 
-    /// The listening port.
+    /// Port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Opens a connection.
+    /// Opens a connection to the server.
     pub fn client(&self) -> io::Result<Client> {
         Client::connect(("127.0.0.1", self.port))
     }

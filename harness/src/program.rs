@@ -33,9 +33,9 @@ pub fn rounds_at_least(least: u64, full: u64) -> (u64, u64) {
 
 /// The binary, running as a server. Killed on drop.
 pub struct Program {
-    /// The process.
+    /// Process of the server.
     pub child: Child,
-    /// The listening port.
+    /// Port on which the server listens.
     pub port: u16,
 }
 
@@ -145,7 +145,7 @@ impl Program {
         Ok((Program { child, port: port.expect("the server prints its port") }, lines))
     }
 
-    /// Opens a connection.
+    /// Opens a connection to the server.
     pub fn client(&self) -> Client {
         Client::connect(("127.0.0.1", self.port)).unwrap()
     }
@@ -296,7 +296,7 @@ pub fn like_from(
 pub struct StoredLikes {
     /// Pairs of (post, member).
     pub flags: Vec<(u64, u64)>,
-    /// Likes by post.
+    /// Number of likes by post.
     pub counts: BTreeMap<u64, i64>,
 }
 
@@ -463,7 +463,7 @@ impl SmallDisk {
         mounted.then_some(SmallDisk { folder, path, namespace: Some(namespace) })
     }
 
-    /// Mount point.
+    /// Path of the mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -486,7 +486,7 @@ impl SmallDisk {
         });
     }
 
-    /// Undoes [`SmallDisk::fill`].
+    /// Deletes the file that [`SmallDisk::fill`] wrote.
     pub fn make_room(&self) {
         std::fs::remove_file(self.path().join("ballast")).unwrap();
     }

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Timeout of `@ until`.
+/// Timeout of an `@ until` step.
 const UNTIL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Result of a transcript.

@@ -74,7 +74,7 @@ pub struct Stats {
     pub flushed_pairs: u64,
     /// Number of pairs written to runs by flushes and merges.
     pub written_pairs: u64,
-    /// Bytes written to runs.
+    /// Number of bytes written to runs.
     pub written_bytes: u64,
 }
 
@@ -485,7 +485,7 @@ impl Ledger {
         self.memory.walk(&(0..=u64::MAX), each);
     }
 
-    /// Returns sizes and counters.
+    /// Returns the current sizes and counters of the ledger.
     pub fn stats(&self) -> Stats {
         let ranges = self.ranges.load();
         let runs = || ranges.iter().flat_map(|range: &Arc<Range>| &range.runs);

@@ -104,7 +104,7 @@ mod tests {
     fn runs_of_a_range_stay_bounded_and_few_pairs_are_rewritten() {
         let few = [(1000, 20_000), (50, 40_000), (100_000, 300)].map(|few| (few, 0));
         for ((flush, flushes), room) in few.into_iter().chain([((1000, 20_000), 4000)]) {
-            // Newest first.
+            // The newest run comes first.
             let (mut runs, mut written): (Vec<u64>, u64) = (vec![], 0);
             for _ in 0..flushes {
                 let n = runs_to_merge(&runs, flush, 4, 12, room);

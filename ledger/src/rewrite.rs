@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use store::{Error, FileEntry, NewFiles, Store, Tag};
 
-/// Which ranges to flush.
+/// Selects the ranges to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
-    /// All pairs.
+    /// All ranges with pairs in memory.
     All,
     /// The ranges with the most pairs, until half of the flush threshold is left in memory. Ranges
     /// of old ids with few pairs stay in memory.
@@ -28,12 +28,12 @@ pub enum Flush {
 #[derive(Clone, Copy)]
 struct MemoryFlush {
     pairs: usize,
-    /// Log offset; see [`Ledger::flush`].
+    /// Log offset up to which memory or runs contain all changes; see [`Ledger::flush`].
     covered: u64,
 }
 
 struct RangeRewrite<'a> {
-    /// Index of the range.
+    /// Index of the rewritten range.
     at: usize,
     /// Number of runs replaced, newest first.
     merged: usize,

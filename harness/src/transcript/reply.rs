@@ -13,7 +13,7 @@ pub enum Reply {
     Status(String),
     /// An error such as `ERR ...`.
     Error(String),
-    /// An integer.
+    /// An integer reply.
     Integer(i64),
     /// RESP3: a floating-point number, in the server's notation.
     Double(String),
@@ -25,7 +25,7 @@ pub enum Reply {
     Verbatim(Vec<u8>),
     /// A null reply.
     Nil,
-    /// An array.
+    /// An array reply.
     Array(Vec<Reply>),
     /// RESP3: a set.
     Set(Vec<Reply>),

@@ -7,7 +7,7 @@ use std::io::{BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Timeout of a reply.
+/// Timeout for a server's reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running server, or a stopped server that can be restarted with the same folder and port.

@@ -6,13 +6,13 @@ use std::collections::VecDeque;
 /// Reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Wrong password.
+    /// The password was wrong.
     Auth,
-    /// Command without permission.
+    /// The user has no permission for the command.
     Command,
-    /// Key without the required permission.
+    /// The user has no permission for the key.
     Key,
-    /// Channel without permission.
+    /// The user has no permission for the channel.
     Channel,
 }
 

@@ -56,7 +56,7 @@ pub struct Acl {
     changing: Mutex<()>,
     /// Commands denied to every user: `security.deny_commands`.
     denied: ArcSwap<Commands>,
-    /// Refusals: ACL LOG.
+    /// Log of refusals, for ACL LOG.
     pub log: Mutex<Log>,
     /// Number of refusals by [`Reason`].
     pub refused: [AtomicU64; 4],
@@ -255,7 +255,7 @@ impl Acl {
         user.filter(|_| right)
     }
 
-    /// Records a refusal.
+    /// Records a refusal in ACL LOG.
     pub fn note(&self, reason: Reason, object: &[u8], user: &[u8], client: &Client) {
         self.refused[reason as usize].fetch_add(1, Relaxed);
         let mut info = Vec::new();
@@ -344,7 +344,7 @@ fn read_file(security: &Security) -> Result<Users, String> {
 
 /// Permissions of a connection.
 pub struct Access {
-    /// User; `None` before authentication.
+    /// User of the connection; `None` before authentication.
     pub user: Option<Arc<User>>,
     /// Whether the user has all permissions, so that no checks are needed.
     pub free: bool,
@@ -362,7 +362,7 @@ impl Access {
         access
     }
 
-    /// Sets the user.
+    /// Sets the user of the connection.
     pub fn enter(&mut self, acl: &Acl, user: Option<Arc<User>>) {
         self.free =
             user.as_ref().is_some_and(|u| u.has_all_permissions()) && acl.denied.load().is_empty();

@@ -17,11 +17,11 @@ use std::fmt::Write as _;
 
 /// A request to be checked.
 pub struct Request<'a> {
-    /// Command.
+    /// Command of the request.
     pub spec: &'static Spec,
     /// Index among all commands and subcommands ([`table::bit_of`]).
     pub number: usize,
-    /// All arguments.
+    /// All arguments of the request.
     pub args: Args<'a>,
 }
 
@@ -451,7 +451,7 @@ impl Selector {
         out + &self.command_rules()
     }
 
-    /// Checks a request.
+    /// Checks whether the selector allows a request.
     pub(super) fn check(
         &self,
         request: &Request<'_>,

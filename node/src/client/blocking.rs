@@ -9,7 +9,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 
-/// One connection.
+/// A blocking connection to a server.
 pub struct Client {
     stream: TcpStream,
     out: Vec<u8>,

@@ -212,13 +212,13 @@ fn system_roots() -> Result<std::sync::Arc<RootCertStore>, String> {
     Ok(std::sync::Arc::new(roots))
 }
 
-/// Appends one command.
+/// Appends one command in RESP.
 pub fn put_command(out: &mut Vec<u8>, args: &[&[u8]]) {
     put_head(out, b'*', args.len());
     args.iter().for_each(|arg| put_bulk(out, arg));
 }
 
-/// Appends one argument.
+/// Appends one argument as a bulk string.
 pub fn put_bulk(out: &mut Vec<u8>, arg: &[u8]) {
     put_head(out, b'$', arg.len());
     out.extend_from_slice(arg);
@@ -229,7 +229,7 @@ pub fn put_bulk(out: &mut Vec<u8>, arg: &[u8]) {
 pub fn put_head(out: &mut Vec<u8>, sign: u8, length: usize) {
     out.push(sign);
     match length {
-        // The common case.
+        // Most lengths have one digit.
         0..=9 => out.push(b'0' + length as u8),
         _ => out.extend_from_slice(length.to_string().as_bytes()),
     }
@@ -270,7 +270,7 @@ pub fn read_reply(bytes: &[u8]) -> io::Result<Option<(OwnedFrame, usize)>> {
     })
 }
 
-/// One connection.
+/// An asynchronous connection to a server.
 pub struct Link {
     /// Socket, for callers that read and write directly.
     pub socket: Socket,

@@ -16,9 +16,9 @@ pub type Place = (String, u16);
 /// A Sentinel's view of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// Configuration epoch.
+    /// Configuration epoch of the shard.
     pub epoch: u64,
-    /// Master.
+    /// Address of the master.
     pub master: Place,
     /// Replicas that this Sentinel can reach.
     pub replicas: Vec<Place>,

@@ -5,13 +5,13 @@
 //! The server refuses a key without a hash tag, since such a key would be in a different slot than
 //! its id.
 
-/// Number of slots.
+/// Number of slots of a cluster.
 pub const SLOTS: u16 = 16_384;
 
 /// Maximum length of an id's decimal text.
 const ID_BYTES: usize = 20;
 
-/// CRC-16/XMODEM of each byte.
+/// Lookup table of CRC-16/XMODEM, by byte.
 const TABLE: [u16; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -28,7 +28,7 @@ const TABLE: [u16; 256] = {
     table
 };
 
-/// CRC-16/XMODEM, as in Redis.
+/// Computes CRC-16/XMODEM, as in Redis.
 const fn crc16(bytes: &[u8]) -> u16 {
     let (mut crc, mut at) = (0u16, 0);
     while at < bytes.len() {

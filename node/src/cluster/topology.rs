@@ -72,7 +72,7 @@ pub enum Server<'a> {
     OwnMaster(&'a Member),
     /// The master of another shard.
     Other(&'a Member),
-    /// No node.
+    /// No node serves the slot.
     None,
 }
 
@@ -311,7 +311,7 @@ impl Topology {
         self.member(self.own_master).filter(|_| self.own_master != self.own)
     }
 
-    /// Returns the masters.
+    /// Returns the masters of all shards.
     pub fn masters(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.master.is_none())
     }

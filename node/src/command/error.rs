@@ -17,7 +17,7 @@ impl Refusal {
     pub const LOADING: Refusal =
         Refusal::fixed(b"LOADING Tidemark is loading the dataset in memory");
     pub(crate) const NO_AUTH: Refusal = Refusal::fixed(b"NOAUTH Authentication required.");
-    /// AUTH failed.
+    /// The name or the password of AUTH is wrong.
     pub const WRONG_PASS: Refusal =
         Refusal::fixed(b"WRONGPASS invalid username-password pair or user is disabled.");
     /// An argument is not a 64-bit integer.
@@ -27,9 +27,9 @@ impl Refusal {
     pub const HASH_NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR hash value is not an integer");
     pub(crate) const OVERFLOW: Refusal =
         Refusal::fixed(b"ERR increment or decrement would overflow");
-    /// The negated decrement overflows.
+    /// The negation of a decrement overflows.
     pub const DECREMENT: Refusal = Refusal::fixed(b"ERR decrement would overflow");
-    /// Unknown options.
+    /// The request has a syntax error, such as an unknown option.
     pub const SYNTAX: Refusal = Refusal::fixed(b"ERR syntax error");
     /// The length of a packed string is not a multiple of 8.
     pub const PACKED_IDS: Refusal =

@@ -48,9 +48,9 @@ enum Named<'a> {
 /// Key or id that determines the cluster node of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed<'a> {
-    /// A key.
+    /// A key of the request.
     Key(&'a [u8]),
-    /// An id.
+    /// An id in the request.
     Id(u64),
 }
 

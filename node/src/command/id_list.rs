@@ -11,7 +11,7 @@ use std::slice;
 
 /// Maximum number of ids in one packed string.
 pub const MAX_PACKED_IDS: usize = 100_000;
-/// Bytes per packed id.
+/// Size of a packed id in bytes.
 pub const ID_BYTES: usize = 8;
 
 const WORD: &[u8] = b"IDS";

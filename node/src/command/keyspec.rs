@@ -8,7 +8,7 @@ use resp::Args;
 
 /// A range of a command's keys and their use.
 pub struct KeySpec {
-    /// Positions, as in [`Spec::keys`].
+    /// Positions of the keys, as in [`Spec::keys`].
     pub keys: KeyArgs,
     /// `RO`, `RW`, `OW` (overwrite) or `RM` (remove), followed by flags for the access to the
     /// content, separated by spaces.

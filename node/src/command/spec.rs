@@ -6,35 +6,35 @@ use resp::Args;
 
 /// Properties of a command: bits of `Spec::flags`. COMMAND INFO shows the first 14.
 pub mod flag {
-    /// Changes data.
+    /// The command changes data.
     pub const WRITE: u32 = 1;
-    /// Reads data.
+    /// The command reads data.
     pub const READONLY: u32 = 1 << 1;
-    /// May increase the memory use, and is refused at the memory limit.
+    /// The command may increase the memory use, and is refused at the memory limit.
     pub const DENYOOM: u32 = 1 << 2;
-    /// Is for operators.
+    /// The command is for operators.
     pub const ADMIN: u32 = 1 << 3;
-    /// Takes constant time, or time linear in its arguments.
+    /// The command takes constant time, or time linear in its arguments.
     pub const FAST: u32 = 1 << 4;
-    /// Allowed while data are loading.
+    /// The command is allowed while data are loading.
     pub const LOADING: u32 = 1 << 5;
-    /// Allowed on a replica without a link to its master.
+    /// The command is allowed on a replica without a link to its master.
     pub const STALE: u32 = 1 << 6;
-    /// Allowed before authentication.
+    /// The command is allowed before authentication.
     pub const NO_AUTH: u32 = 1 << 7;
-    /// Refused in scripts.
+    /// The command is refused in scripts.
     pub const NOSCRIPT: u32 = 1 << 8;
-    /// Related to channels.
+    /// The command is related to channels.
     pub const PUBSUB: u32 = 1 << 9;
-    /// Refused in a transaction, since its reply is asynchronous.
+    /// The command is refused in a transaction, since its reply is asynchronous.
     pub const NO_MULTI: u32 = 1 << 10;
-    /// Changes no local data but has an effect on other nodes or clients.
+    /// The command changes no local data but has an effect on other nodes or clients.
     pub const MAY_REPLICATE: u32 = 1 << 11;
-    /// Hidden from MONITOR.
+    /// The command is hidden from MONITOR.
     pub const SKIP_MONITOR: u32 = 1 << 12;
-    /// Hidden from SLOWLOG, which shows the commands that it executes instead.
+    /// The command is hidden from SLOWLOG, which shows the commands that it executes instead.
     pub const SKIP_SLOWLOG: u32 = 1 << 13;
-    /// Names in the order of the bits.
+    /// Names of the flags in the order of their bits.
     pub const NAMES: [&str; 14] = [
         "write",
         "readonly",
@@ -92,15 +92,15 @@ pub enum KeyArgs {
 /// Kind of object that the ids belong to. A member precedes the ids, except for rows and FORGET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
-    /// A counter space.
+    /// Ids of a counter space.
     Rows,
-    /// An existence space.
+    /// Ids of an existence space.
     Pairs,
-    /// An action.
+    /// Ids of an action.
     Action,
-    /// A view.
+    /// Ids of a view.
     View,
-    /// An existence space, or a counter space with all spaces that share its ids.
+    /// Ids of an existence space, or of a counter space and all spaces that share its ids.
     RowsAndPairs,
 }
 
@@ -144,7 +144,7 @@ pub type Outcome = Result<(), Refusal>;
 /// Complexity of a command, as shown by COMMAND DOCS.
 #[derive(Clone, Copy)]
 pub enum Cost {
-    /// Constant time.
+    /// The command takes constant time.
     Constant,
     /// Time linear in the number of these items.
     Linear(&'static str),
@@ -159,19 +159,19 @@ pub struct Spec {
     pub name: &'static str,
     /// Number of arguments including the name; negative for a minimum.
     pub arity: i32,
-    /// Bits of [`flag`].
+    /// Flags of the command: bits of [`flag`].
     pub flags: u32,
-    /// Positions of the keys.
+    /// Positions of the keys or ids.
     pub keys: KeyArgs,
     /// Redis's command group, which is also an ACL category.
     pub group: &'static str,
     /// First Redis or Tidemark version with this command.
     pub since: &'static str,
-    /// Arguments after the name.
+    /// Arguments after the name, in the notation of the command reference.
     pub usage: &'static str,
     /// Description in one or a few sentences.
     pub summary: &'static str,
-    /// Complexity.
+    /// Time complexity of the command.
     pub cost: Cost,
     /// How the command uses its first key and the others, in terms of
     /// [`KeySpec::uses`](crate::command::keyspec::KeySpec::uses); empty if the flags imply the use.

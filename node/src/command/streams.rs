@@ -3,7 +3,7 @@
 use dataset::changes::Scope;
 use dataset::engines::Engines;
 
-/// Stream of all spaces.
+/// Key of the stream of all spaces.
 pub(crate) const ALL: &[u8] = b"tm:changes";
 /// Prefix of the stream of one space.
 const OF_SPACE: &[u8] = b"tm:changes:";

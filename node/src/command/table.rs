@@ -94,7 +94,7 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// Like [`find`].
+    /// Finds a command like [`find`], and caches the result.
     #[inline]
     pub fn find(&mut self, name: &[u8]) -> Found {
         if self.name.get(..self.length) == Some(name) {

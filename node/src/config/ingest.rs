@@ -156,13 +156,13 @@ impl Ingest {
 /// Effect of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Runs an action.
+    /// The event runs an action.
     Act,
-    /// Undoes an action.
+    /// The event undoes an action.
     Undo,
-    /// Adds to counters.
+    /// The event adds to counters.
     Increment,
-    /// Sets counters.
+    /// The event sets counters.
     Set,
 }
 
@@ -178,7 +178,7 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Parses the list.
+    /// Parses the list `events`.
     pub fn all(events: &[String]) -> Result<Vec<Mapped>, String> {
         let mut all: Vec<Mapped> = Vec::new();
         for text in events {
@@ -214,7 +214,7 @@ impl Mapped {
 /// Kind of broker, given by the scheme of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broker {
-    /// NATS JetStream.
+    /// A NATS server with JetStream.
     Nats,
     /// Any broker with Kafka's protocol.
     Kafka,

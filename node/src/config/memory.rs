@@ -26,7 +26,7 @@ fn machine_bytes() -> Option<u64> {
 fn cgroup_bytes(root: &Path) -> Option<u64> {
     let text = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limits = text.lines().flat_map(|line| {
-        // hierarchy:controllers:path
+        // The format of a line is hierarchy:controllers:path.
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or("/"));
         let (folder, file) = match controllers {

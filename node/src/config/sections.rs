@@ -16,14 +16,14 @@ pub const BACKLOG: i32 = 511;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// Plain text.
+    /// Human-readable text.
     Text,
     /// One JSON object per line.
     Json,
 }
 
 section! {
-    /// Network, memory and clients.
+    /// Settings of the network, memory and clients.
     Server {
         /// Addresses to listen on. By default only clients on this machine can connect. For remote
         /// clients, add addresses and set security.password or security.users.

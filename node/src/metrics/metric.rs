@@ -8,7 +8,7 @@ pub enum Kind {
     /// Increases until a restart or CONFIG RESETSTAT. The name of a counter in `/metrics` ends in
     /// `_total`.
     Counter,
-    /// Increases and decreases.
+    /// Increases and decreases over time.
     Gauge,
     /// Counts by upper bound, with a sum and a total count.
     Histogram,
@@ -166,7 +166,7 @@ impl<S: ?Sized> Metric<S> {
 /// Description of a metric, for docs/metrics.md.
 #[derive(Clone, Debug)]
 pub struct Described {
-    /// Name in `/metrics`.
+    /// Name of the metric in `/metrics`.
     pub name: String,
     /// Labels; `...` is a placeholder for a configured name.
     pub labels: String,

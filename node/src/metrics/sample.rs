@@ -17,7 +17,7 @@ use store::{CommitStats, Position};
 
 /// Values read by one INFO or one scrape. Sums that several metrics need are computed once.
 pub struct Sample {
-    /// Node to read.
+    /// Node whose values are read.
     pub node: Arc<Node>,
     totals: OnceCell<Totals>,
     clients: OnceCell<Vec<Arc<Client>>>,

@@ -140,7 +140,7 @@ impl Backups {
         is_running
     }
 
-    /// Returns the current state.
+    /// Returns the current state of the backups.
     pub fn status(&self) -> Status {
         let shared = self.shared.lock();
         Status {

@@ -181,7 +181,7 @@ fn run_as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::R
             let _told = NotifyOnDrop(&over);
             recovery::run_commits(&node.durability, log, &node.current)
         };
-        // The watcher cannot fail.
+        // The watcher thread cannot fail.
         let _ = watcher.join();
         ended
     });

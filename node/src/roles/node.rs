@@ -88,9 +88,9 @@ pub struct Process {
     pub monitors: Monitors,
     /// Keys that clients cache (CLIENT TRACKING).
     pub tracking: Arc<Tracking>,
-    /// SLOWLOG and LATENCY.
+    /// State of SLOWLOG and LATENCY.
     pub slow: SlowLog,
-    /// Role, master and replicas.
+    /// Replication state: role, master and replicas.
     pub replication: Replication,
     /// State of the cluster; disabled on a standalone server.
     pub cluster: Cluster,
@@ -102,14 +102,14 @@ pub struct Process {
     pub tls: Tls,
     /// Counters of each worker.
     pub tallies: Vec<Tallies>,
-    /// Read-locked by [`Node::begin_long_change`].
+    /// Lock that [`Node::begin_long_change`] holds for reading.
     pub(crate) long_changes: RwLock<()>,
     /// Values of the workers' counters at the last CONFIG RESETSTAT. The counters themselves are
     /// not reset, because only their worker writes them.
     totals_base: Mutex<Totals>,
     /// Statistics of each command.
     pub calls: AllCalls,
-    /// Shutdown signal.
+    /// Handle that stops the server.
     pub stop: Stop,
     /// Addresses of the listening sockets.
     pub addresses: Vec<SocketAddr>,
@@ -205,7 +205,7 @@ pub struct OwnedView {
 }
 
 impl OwnedView {
-    /// Borrows the view.
+    /// Returns a [`Now`] that borrows from this view.
     pub fn now(&self) -> Now<'_> {
         Now::new(&self.node, self.engines.as_deref())
     }
@@ -316,7 +316,7 @@ impl Node {
         self.process.clone()
     }
 
-    /// Publishes the loaded engines.
+    /// Publishes the loaded engines of this node.
     pub fn fill(&self, mut engines: Engines) {
         engines.tracking = self.tracking.listener();
         self.current.fill(Current::new(engines));

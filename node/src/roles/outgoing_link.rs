@@ -64,7 +64,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
 
 /// Reason why a link to a replica ended.
 pub enum Ended {
-    /// The socket failed.
+    /// The socket has failed.
     Io(std::io::Error),
     /// The replica violated the protocol, timed out, or cannot be served.
     Link(LinkError),

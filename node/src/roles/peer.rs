@@ -27,7 +27,7 @@ pub async fn open(process: &Process, host: &str, port: u16) -> io::Result<Link> 
     to.open_as(tls, pass, "Set replication.master_auth.").await
 }
 
-/// Sends CLUSTERX SETNODES.
+/// Sends a topology with CLUSTERX SETNODES.
 pub async fn set_nodes(link: &mut Link, next: &Topology, option: &[u8]) -> io::Result<()> {
     let (text, version) = (next.describe(), next.version.to_string());
     let request = [&b"CLUSTERX"[..], b"SETNODES", text.as_bytes(), version.as_bytes(), option];

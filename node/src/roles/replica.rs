@@ -65,7 +65,7 @@ const READ_BYTES: usize = 256 << 10;
 const MAX_ERROR_CHARS: usize = 512;
 const ROUND_BYTES: usize = 4 << 20;
 
-/// Reason why following ended.
+/// Reason why this node stopped following its master.
 pub enum FollowEnd {
     /// The role has changed, or the server stops.
     Ordered,

@@ -34,7 +34,7 @@ const MAX_MISSED_PROMOTIONS: u64 = 1 << 16;
 pub struct Master {
     /// Host name or IP address.
     pub host: String,
-    /// Port.
+    /// TCP port.
     pub port: u16,
 }
 

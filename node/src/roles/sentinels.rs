@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 use store::time::{now, since};
 
-/// Channel for hellos.
+/// Channel on which Sentinels publish hellos.
 pub const CHANNEL: &[u8] = b"__sentinel__:hello";
 
 /// Maximum silence of a live Sentinel. A Sentinel publishes a hello every two seconds.

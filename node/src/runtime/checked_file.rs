@@ -5,7 +5,7 @@ use crate::runtime::atomic_file;
 use std::io;
 use std::path::Path;
 
-/// Appends the check line.
+/// Appends the check line to the text of a file.
 pub(crate) fn sealed(lines: &str) -> String {
     format!("{lines}check {:08x}\n", crc32c::crc32c(lines.as_bytes()))
 }

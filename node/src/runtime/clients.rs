@@ -44,32 +44,32 @@ impl Default for Names {
     }
 }
 
-/// Flag: `CLIENT NO-EVICT ON`.
+/// Flag: the client has sent `CLIENT NO-EVICT ON`.
 pub const NO_EVICT: u32 = 1;
-/// Flag: `CLIENT NO-TOUCH ON`.
+/// Flag: the client has sent `CLIENT NO-TOUCH ON`.
 pub const NO_TOUCH: u32 = 2;
-/// Flag: a replica of this node.
+/// Flag: the client is a replica of this node.
 pub const REPLICA: u32 = 4;
-/// Flag: the link to this node's master.
+/// Flag: the connection is the link to this node's master.
 pub(crate) const MASTER: u32 = 8;
-/// Flag: `MONITOR`.
+/// Flag: the client has sent `MONITOR`.
 pub(crate) const MONITOR: u32 = 16;
-/// Flag: `CLIENT TRACKING ON`.
+/// Flag: the client has sent `CLIENT TRACKING ON`.
 pub(crate) const TRACKING: u32 = 32;
 /// Flag: the client that receives the redirected invalidations has disconnected.
 pub const BROKEN_REDIRECT: u32 = 64;
-/// Flag: tracking in broadcast mode.
+/// Flag: the client tracks keys in broadcast mode.
 pub(crate) const BROADCAST: u32 = 128;
 
 /// A connected client.
 pub struct Client {
-    /// Value of CLIENT ID.
+    /// Id of the client, as returned by CLIENT ID.
     pub id: u64,
-    /// Remote address.
+    /// Remote address of the connection.
     pub peer: SocketAddr,
-    /// Local address.
+    /// Local address of the connection.
     pub local: SocketAddr,
-    /// Time of the connection.
+    /// Time at which the client connected.
     pub since: Instant,
     /// Names of the client and its library.
     pub names: Mutex<Names>,
@@ -98,7 +98,7 @@ pub struct Client {
     pub subscriptions: [AtomicUsize; 3],
     /// Number of commands queued by MULTI; -1 without MULTI.
     pub queued: AtomicI64,
-    /// Number of watched keys.
+    /// Number of keys that the client watches.
     pub watching: AtomicUsize,
     /// Id of the client that receives this client's invalidations; 0 without redirection, -1
     /// without tracking.
@@ -202,7 +202,7 @@ impl Client {
         self.protocol.store(if protocol == Protocol::Resp3 { 3 } else { 2 }, Relaxed);
     }
 
-    /// Records input at `now`.
+    /// Records that the client sent data at `now`.
     #[inline]
     pub fn touch(&self, now: Instant) {
         self.last_active_ms.store(self.age_ms(now), Relaxed);

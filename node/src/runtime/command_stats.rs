@@ -135,11 +135,11 @@ pub fn percentile_us(classes: &[u64], share: f64) -> Option<f64> {
 /// Statistics of a command, summed over the workers.
 #[derive(Clone)]
 pub struct Sums {
-    /// Calls executed.
+    /// Number of executed calls.
     pub calls: u64,
-    /// Calls refused before execution.
+    /// Number of calls refused before execution.
     pub rejected: u64,
-    /// Calls that returned an error.
+    /// Number of calls that returned an error.
     pub failed: u64,
     timed: u64,
     ns: u64,

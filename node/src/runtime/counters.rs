@@ -26,17 +26,17 @@ impl Tally {
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Tallies {
-    /// Commands executed.
+    /// Number of executed commands.
     pub commands: Tally,
-    /// Error replies.
+    /// Number of error replies.
     pub errors: Tally,
-    /// Bytes of requests.
+    /// Number of bytes in requests.
     pub bytes_in: Tally,
-    /// Bytes of replies.
+    /// Number of bytes in replies.
     pub bytes_out: Tally,
-    /// Reads by key that found the row.
+    /// Number of reads by key that found the row.
     pub hits: Tally,
-    /// Reads by key that did not find the row.
+    /// Number of reads by key that did not find the row.
     pub misses: Tally,
     /// Incremented at the start and the end of each event-loop iteration, so the value is odd
     /// during an iteration.
@@ -114,7 +114,7 @@ impl LongestTurns {
 /// Sums of [`Tallies`] over the workers.
 #[derive(Default, Clone, Copy)]
 pub struct Totals {
-    /// Commands executed.
+    /// Number of executed commands.
     pub commands: u64,
     pub(crate) errors: u64,
     pub(crate) bytes_in: u64,

@@ -57,18 +57,18 @@ pub struct IngestProgress {
 
 /// An event source.
 pub struct Source {
-    /// Section of the configuration.
+    /// Configuration of the source.
     pub config: Ingest,
-    /// Kind of broker.
+    /// Kind of the broker.
     pub broker: Broker,
-    /// Event types.
+    /// Event types of the source.
     pub mapped: Vec<Mapped>,
     paused: AtomicBool,
     /// Number of commands so far (RESUME, SETOFFSET). A halted reader retries when it changes.
     orders: AtomicU64,
     /// Wakes the readers after a command.
     pub told: Notify,
-    /// Progress by partition.
+    /// Progress of each partition.
     pub partitions: Mutex<BTreeMap<u32, IngestProgress>>,
     /// Number of messages read.
     pub messages: AtomicU64,
@@ -240,7 +240,7 @@ impl Source {
         }
     }
 
-    /// Parses an offset.
+    /// Parses an offset, in the format of the broker's tools.
     pub fn read_offset(&self, text: &[u8]) -> Option<u128> {
         match self.broker {
             Broker::Redis => {

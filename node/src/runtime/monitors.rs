@@ -19,7 +19,7 @@ pub struct Monitors {
 }
 
 impl Monitors {
-    /// Adds a client.
+    /// Adds a client to the monitors.
     pub fn add(&self, client: &Arc<Client>) {
         let mut clients = self.clients.lock();
         client.flags.fetch_or(MONITOR, Relaxed);
@@ -27,7 +27,7 @@ impl Monitors {
         self.count.store(clients.len(), Relaxed);
     }
 
-    /// Removes a client.
+    /// Removes a client from the monitors.
     pub fn remove(&self, client: &Client) {
         let mut clients = self.clients.lock();
         client.flags.fetch_and(!MONITOR, Relaxed);

@@ -22,16 +22,16 @@ pub const MAX_PATTERN: usize = 256;
 /// Kind of a subscription.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A channel.
+    /// A subscription to a channel.
     Channel,
-    /// All channels that match a pattern.
+    /// A subscription to all channels that match a pattern.
     Pattern,
-    /// A shard channel (SPUBLISH), which has a separate namespace.
+    /// A subscription to a shard channel (SPUBLISH). Shard channels have a separate namespace.
     Shard,
 }
 
 impl Kind {
-    /// All kinds.
+    /// All kinds of subscriptions.
     pub const ALL: [Kind; 3] = [Kind::Channel, Kind::Pattern, Kind::Shard];
 }
 

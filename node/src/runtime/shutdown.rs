@@ -282,12 +282,12 @@ impl Stop {
 
 #[derive(Clone, Copy)]
 enum Act {
-    /// Stops gracefully.
+    /// The signal stops the server gracefully.
     Stop,
     Reload,
-    /// Writes a log line.
+    /// The server only logs the signal.
     Say,
-    /// Does nothing. Even a log line could cause the same signal again.
+    /// The server ignores the signal. Even a log line could cause the same signal again.
     Ignore,
 }
 

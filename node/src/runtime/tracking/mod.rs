@@ -103,13 +103,13 @@ pub struct Tracking {
     last_number: AtomicU64,
     table: Table,
     prefixes: RwLock<Prefixes>,
-    /// Number of prefixes.
+    /// Number of prefixes in broadcast mode.
     broadcasts: AtomicUsize,
     /// Horizons of existence spaces, by space number, at the last [`Tracking::tidy`].
     horizons: Mutex<HashMap<u32, u64>>,
     /// Approximate number of entries in `table` whose client has stopped tracking or disconnected.
     stale: AtomicUsize,
-    /// Number of entries evicted.
+    /// Number of entries evicted from the table.
     pub(crate) evicted: AtomicU64,
     /// Limit `max_tracked_keys`; 0 for none.
     most_items: AtomicUsize,
@@ -123,7 +123,7 @@ struct Changes {
     client: Option<u64>,
     tracker: Option<u64>,
     taken: Vec<RemovedKey>,
-    /// Changed places, for broadcasts.
+    /// Changed places, for clients in broadcast mode.
     places: Vec<Place>,
     all: bool,
 }
@@ -188,7 +188,7 @@ impl Tracking {
         self.most_push_bytes.store(config.server.max_push_buffer_bytes, Relaxed);
     }
 
-    /// Whether any client tracks.
+    /// Whether any client uses tracking.
     #[inline]
     pub fn any(&self) -> bool {
         self.clients.load(Relaxed) != 0
