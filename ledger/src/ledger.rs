@@ -95,7 +95,7 @@ pub struct Ledger {
     drops: AtomicUsize,
     /// Identity of the newest run, including runs being written.
     pub(crate) newest: AtomicU64,
-    /// Locked while files are written.
+    /// Lock that a thread holds while it writes files.
     pub(crate) files: Mutex<()>,
     /// Read error that prevented a flush from merging a run.
     pub(crate) unreadable: Mutex<Option<store::Error>>,
@@ -396,7 +396,7 @@ impl Ledger {
     /// for `None`.
     fn record_drop(&self, id: u64, up_to: Option<u64>) {
         let mut dropped = self.dropped.write();
-        // Read `newest` under the lock; see `is_dropped_since`.
+        // Read `newest` while holding the lock; see `is_dropped_since`.
         let up_to = up_to.unwrap_or_else(|| self.newest.load(Acquire));
         let limit = dropped.entry(id).or_insert(0);
         *limit = up_to.max(*limit);

@@ -11,7 +11,7 @@ pub(crate) struct Range {
     pub(crate) runs: Vec<Arc<Run>>,
 }
 
-/// All ranges, sorted by `low`. The first one begins at 0.
+/// All ranges, sorted by `low`. The first range begins at id 0.
 pub(crate) type Ranges = Vec<Arc<Range>>;
 
 /// Groups runs into ranges. Files of one range overlap, because its lowest run covers the whole

@@ -391,7 +391,7 @@ mod tests {
         }
     }
 
-    /// Case from Redis's test suite.
+    /// This case is from Redis's test suite.
     #[test]
     fn rights_to_read_and_to_write_one_pattern_are_one_rule() {
         let mut user = User::new("u");

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 /// Timeout for a node's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum number of concurrent requests. Bounds memory, since each request contains the topology.
+/// Maximum number of concurrent requests. The limit bounds memory, since each request contains the
+/// topology.
 const MAX_CONCURRENT_NODES: usize = 64;
 /// Error codes of nodes that cannot answer. Such a node may know a later topology.
 const INCONCLUSIVE_ERRORS: [&str; 4] = ["LOADING", "NOAUTH", "NOPERM", "WRONGPASS"];

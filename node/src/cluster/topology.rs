@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 
 /// Length of a node's id, in bytes.
 pub const ID_BYTES: usize = 40;
-/// Maximum number of nodes. Bounds the memory that a client of CLUSTERX can allocate.
+/// Maximum number of nodes. The limit bounds the memory that a client of CLUSTERX can allocate.
 pub const MAX_NODES: usize = 2_000;
 /// Maximum length of a topology's text, in bytes.
 pub const MAX_TOPOLOGY_BYTES: usize = 1 << 20;
@@ -97,7 +97,7 @@ impl Server<'_> {
     }
 }
 
-/// Immutable topology of a cluster.
+/// Topology of a cluster. A topology is immutable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     /// Version; -1 if there is no topology yet.

@@ -138,7 +138,7 @@ impl<'a> Footprint<'a> {
         if self.keys == KeyArgs::None && any { Reach::Everything } else { Reach::Named }
     }
 
-    /// Calls `each` for each id.
+    /// Calls `each` for each id of the request.
     pub fn ids(&self, mut each: impl FnMut(u64)) -> Reach {
         // Id 0 represents the cursors of consumer groups.
         if self.spec.group == "stream" && self.spec.has(flag::WRITE) {

@@ -169,7 +169,7 @@ pub struct Spec {
     pub since: &'static str,
     /// Arguments after the name, in the notation of the command reference.
     pub usage: &'static str,
-    /// Description in one or a few sentences.
+    /// Short description of the command.
     pub summary: &'static str,
     /// Time complexity of the command.
     pub cost: Cost,

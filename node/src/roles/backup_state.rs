@@ -99,7 +99,7 @@ pub struct Backups {
     pub(super) expected: AtomicU64,
 }
 
-/// State for BACKUP STATUS and INFO.
+/// State of the backups, for BACKUP STATUS and INFO.
 pub struct Status {
     /// Folder and start of the running backup.
     pub running: Option<(PathBuf, Instant)>,

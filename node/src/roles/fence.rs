@@ -37,8 +37,8 @@
 use crate::roles::role::Epoch;
 use parking_lot::Mutex;
 
-/// Maximum number of groups; later groups are ignored. Bounds the memory that senders of hellos can
-/// allocate.
+/// Maximum number of groups; later groups are ignored. The limit bounds the memory that senders of
+/// hellos can allocate.
 pub(crate) const MAX_GROUPS: usize = 16;
 /// Number of missed promotions to assume when the number is unknown.
 const ASSUMED_MISSED_PROMOTIONS: u64 = 1000;

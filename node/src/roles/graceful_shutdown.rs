@@ -167,7 +167,7 @@ async fn wait(node: Arc<Node>, cause: String, how: How, until: Instant) {
     let end = tokio::select! {
         end = over(&node, how) => end,
         () = tokio::time::sleep_until(until.into()) => node.durability.shown().offset,
-        // Aborted, or forced by another request.
+        // The shutdown was aborted, or another request forced it.
         () = node.stop.waited(until) => return,
     };
     // The disk may have failed while this task waited.

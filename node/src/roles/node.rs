@@ -115,7 +115,7 @@ pub struct Process {
     pub addresses: Vec<SocketAddr>,
     /// Address of the metrics and dashboard server, if enabled.
     pub admin: OnceLock<SocketAddr>,
-    /// Start time of the process.
+    /// Time at which the process started.
     pub started: Instant,
     /// Random identifier of this run, 40 hexadecimal digits.
     pub run_id: String,

@@ -230,7 +230,7 @@ impl Replication {
 
     /// Waits until this node becomes a replica. Other nodes may lack its last writes.
     pub async fn demoted(&self) {
-        // Cannot fail, because `self` holds the sender.
+        // The wait cannot fail, because `self` holds the sender.
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
     }
 
@@ -369,7 +369,7 @@ impl Replication {
 
     /// Waits until [`is_taking_over`](Replication::is_taking_over).
     pub(crate) async fn takes_over(&self) {
-        // Cannot fail, because `self` holds the sender.
+        // The wait cannot fail, because `self` holds the sender.
         let _ = self.subscribe().wait_for(|_| self.is_taking_over()).await;
     }
 
@@ -538,8 +538,7 @@ impl Replication {
         });
     }
 
-    /// Records that the replica discards its data and copies its master's. Durable when this
-    /// returns.
+    /// Records durably that the replica discards its data and copies its master's.
     pub(crate) fn gives_up(&self, config: &Config) -> io::Result<()> {
         let gives_up = |role: &Role| {
             role.synced.then(|| Role { synced: false, ..role.clone().with_replicated() })

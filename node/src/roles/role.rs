@@ -32,9 +32,9 @@ const MAX_MISSED_PROMOTIONS: u64 = 1 << 16;
 /// Address of a master, as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Master {
-    /// Host name or IP address.
+    /// Host name or IP address of the master.
     pub host: String,
-    /// TCP port.
+    /// TCP port of the master.
     pub port: u16,
 }
 

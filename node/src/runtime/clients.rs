@@ -80,11 +80,11 @@ pub struct Client {
     last_active_ms: AtomicU64,
     /// Last command: see `command::table::name_of`; `u32::MAX` if none.
     pub last_command: AtomicU32,
-    /// Bytes of an incomplete request.
+    /// Number of bytes in an incomplete request.
     pub query_bytes: AtomicUsize,
-    /// Bytes of replies not yet sent.
+    /// Number of bytes in unsent replies.
     pub output_bytes: AtomicUsize,
-    /// Bytes of commands queued by MULTI.
+    /// Number of bytes in commands queued by MULTI.
     pub queued_bytes: AtomicUsize,
     /// Share of the client's buffers in the memory of all clients.
     pub buffers: Share,
@@ -92,7 +92,7 @@ pub struct Client {
     pub kept_bytes: AtomicUsize,
     /// Share of `kept_bytes` in the memory of all clients.
     stored_share: Share,
-    /// Pushed messages not yet sent.
+    /// Unsent messages that were pushed to the client.
     pub inbox: Inbox,
     /// Number of subscribed channels, patterns and shard channels.
     pub subscriptions: [AtomicUsize; 3],

@@ -130,13 +130,13 @@ pub struct Totals {
 #[derive(Default)]
 pub struct Rates {
     pub(crate) commands: AtomicU64,
-    /// Bytes of requests per second.
+    /// Number of request bytes per second.
     pub bytes_in: AtomicU64,
-    /// Bytes of replies per second.
+    /// Number of reply bytes per second.
     pub bytes_out: AtomicU64,
-    /// Bytes received from the master per second.
+    /// Number of bytes received from the master per second.
     pub link_bytes_in: AtomicU64,
-    /// Bytes sent to replicas per second.
+    /// Number of bytes sent to replicas per second.
     pub link_bytes_out: AtomicU64,
 }
 

@@ -8,7 +8,7 @@
 use crate::config::{BACKLOG, Config};
 use dataset::options::units::Unit;
 
-/// Idle settings with Redis's defaults.
+/// Idle settings, with the default values of Redis.
 const IDLE: &[(&str, &str)] = &[
     ("active-defrag-cycle-max", "25"),
     ("active-defrag-cycle-min", "1"),

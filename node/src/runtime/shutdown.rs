@@ -20,7 +20,7 @@ struct Shared {
     stage: watch::Sender<Stage>,
     /// Wakes threads that sleep until there is work or the server stops.
     sleepers: (Mutex<()>, Condvar),
-    /// Handler of signals to stop.
+    /// Handler of signals that request a shutdown.
     leave: OnceLock<Box<Leave>>,
     reload: OnceLock<Box<Reload>>,
     /// Whether the server handles signals, because it owns its process.
@@ -125,7 +125,7 @@ impl Stop {
 
     /// Waits until the server is stopped.
     pub async fn wait(&self) {
-        // Cannot fail, because `self` holds the sender.
+        // The wait cannot fail, because `self` holds the sender.
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage == Stage::Stopped).await;
     }
 
@@ -206,7 +206,7 @@ impl Stop {
 
     /// Waits until the wait identified by `until` ends, by a shutdown or a cancellation.
     pub async fn waited(&self, until: Instant) {
-        // Cannot fail, because `self` holds the sender.
+        // The wait cannot fail, because `self` holds the sender.
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage != Stage::Leaves(until)).await;
     }
 

@@ -135,7 +135,7 @@ thread_local! {
 
 /// An invalidation, encoded at most once per protocol.
 struct Invalidation<'a> {
-    /// Keys; `None` means all keys.
+    /// Invalidated keys; `None` means all keys.
     pub keys: Option<&'a [&'a [u8]]>,
     push: Vec<u8>,
     channel: Vec<u8>,
