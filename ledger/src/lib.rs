@@ -60,6 +60,6 @@ mod run;
 
 pub use ledger::{Ledger, Options, Stats};
 pub use pair::{MAX_MEMBER_BYTES, Member, OwnedMember, Pair, Pairs};
-pub use question::{Answer, PendingLookup};
+pub use question::{Answer, BlockBuffer, PendingLookup};
 pub use rewrite::Flush;
 pub use run::{Run, RunWriter};

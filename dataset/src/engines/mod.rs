@@ -5,6 +5,7 @@
 
 mod act;
 mod action;
+mod among;
 mod build;
 pub mod change;
 pub mod current;
@@ -21,6 +22,7 @@ mod view;
 mod write;
 
 pub use action::Action;
+pub use among::MemberSets;
 pub use build::existence_options;
 pub use change::ChangeError;
 pub use current::Current;

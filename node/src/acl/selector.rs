@@ -3,6 +3,7 @@
 use crate::acl::category::{CATEGORIES, of as categories};
 use crate::acl::redis_names;
 use crate::acl::redis_names::MODULE_CATEGORIES;
+use crate::command::among;
 use crate::command::footprint::key_positions;
 use crate::command::keyspec::Uses;
 use crate::command::spec::{KeyArgs, Spec, flag};
@@ -487,6 +488,10 @@ impl Selector {
             if let Some(at) = spec.mark(args)
                 && !self.allows_name(args.at(at), || (false, true))
             {
+                return Err(Denied::Name(at));
+            }
+            let mut among = among::spaces(args);
+            if let Some(at) = among.find(|at| !self.allows_name(args.at(*at), || (true, false))) {
                 return Err(Denied::Name(at));
             }
         }

@@ -5,6 +5,7 @@
 //! The footprint also determines which keys CLIENT TRACKING records, and which objects a read has
 //! shown.
 
+use crate::command::among;
 use crate::command::id_list::Ids;
 use crate::command::spec::{KeyArgs, MEMBER, Of, Spec, flag};
 use crate::command::stream_options;
@@ -87,6 +88,12 @@ impl<'a> Footprint<'a> {
         Some(Footprint { keys: KeyArgs::ids_of(Of::Action), name, ..*self })
     }
 
+    /// Returns the footprint of the option AMONG: all pairs of each id in the space of the flag.
+    pub fn among(&self) -> Option<Footprint<'a>> {
+        let at = among::position(self.args)?;
+        Some(Footprint { keys: KeyArgs::ids_of(Of::RowsAndPairs), name: at + 1, ..*self })
+    }
+
     /// Calls `each` for each accessed object, with the position of the argument that names it.
     pub fn each(&self, each: impl FnMut(usize, Touch<'a>)) {
         self.walk(|_| None, each);
@@ -161,7 +168,7 @@ impl<'a> Footprint<'a> {
                     natural(self.args.at(MEMBER)).into_iter().for_each(&mut each);
                 }
                 if self.joined(of).is_some() {
-                    entries(self.args, first).for_each(|(_, _, id)| each(id));
+                    entries(among::before(self.args), first).for_each(|(_, _, id)| each(id));
                     return self.reach();
                 }
                 Ids::new(self.spec, self.args, first, step).for_each(|(_, id)| each(id))
@@ -213,7 +220,7 @@ impl<'a> Footprint<'a> {
                 let Some(named) = self.named(of) else { return };
                 let member = LazyCell::new(|| Member::parse(self.args.at(MEMBER)));
                 if let Some(view) = self.joined(of) {
-                    for (at, part, id) in entries(self.args, first) {
+                    for (at, part, id) in entries(among::before(self.args), first) {
                         let part = std::iter::once(view).chain(self.engines.then(view)).nth(part);
                         if let Some(view) = part
                             && end(Named::View(view)).is_none_or(|end| id < end)
@@ -382,7 +389,8 @@ pub fn exact(spec: &Spec, args: Args<'_>) -> Option<usize> {
     if !matches!(spec.name, "feed.get" | "feed.row" | "ph.exists") {
         return None;
     }
-    (MEMBER + 1..args.len()).find(|at| args.at(*at).eq_ignore_ascii_case(b"EXACT"))
+    let at = (MEMBER + 1..args.len()).find(|at| args.at(*at).eq_ignore_ascii_case(b"EXACT"))?;
+    (!among::precedes(args, at)).then_some(at)
 }
 
 /// Returns the positions of the keys in a request.

@@ -4,6 +4,7 @@
 //! Every other argument is an option. PH.UNSEEN takes its options before the ids, because some of
 //! them have numeric values.
 
+use crate::command::among::{self, is_among};
 use crate::command::spec::{MEMBER, Spec, flag};
 use crate::command::unseen_options::Options;
 use resp::{Args, natural};
@@ -48,7 +49,9 @@ impl Iterator for Ids<'_> {
             if let Some(id) = natural(word) {
                 return Some((at, id));
             }
-            if announces_packed(self.spec, self.args, at) {
+            if is_among(self.args, at) {
+                self.at = self.args.len();
+            } else if announces_packed(self.spec, self.args, at) {
                 self.packed = self.args.at(self.at).as_chunks().0.iter();
                 self.at += 1;
                 if let Some(id) = self.packed.next() {
@@ -66,7 +69,8 @@ pub fn packed(spec: &Spec, args: Args<'_>) -> Option<usize> {
         return None;
     }
     let mut words = first_id(spec, args, MEMBER + 1)..args.len().saturating_sub(1);
-    words.find(|&at| announces_packed(spec, args, at)).map(|at| at + 1)
+    let at = words.find(|&at| announces_packed(spec, args, at))?;
+    (!among::precedes(args, at)).then_some(at + 1)
 }
 
 /// Whether the argument at this position is the word IDS before packed ids. In `FEED.GET ... MARK

@@ -1,5 +1,6 @@
 //! Specification of a command: one row of the command table.
 
+use crate::command::among;
 use crate::command::error::Refusal;
 use crate::command::unseen_options::{Options, UnseenOption};
 use resp::Args;
@@ -212,7 +213,8 @@ impl Spec {
         }
         // Starts after the view and the viewer, since either may be named MARK.
         let mut words = MEMBER + 1..args.len().saturating_sub(1);
-        words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
+        let at = words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK"))?;
+        (!among::precedes(args, at)).then_some(at + 1)
     }
 
     /// Whether all keys of the command refer to pairs, as in BFSET, even if a counter space has the

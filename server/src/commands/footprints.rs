@@ -1,4 +1,4 @@
-//! Tests of `node/src/command/footprint.rs` with the real commands.
+//! Tests `node/src/command/footprint.rs` with the commands of this server.
 
 use crate::commands::families::install;
 use dataset::catalogue::Catalogue;
@@ -12,7 +12,7 @@ use phantom::Member;
 use resp::RequestQueue;
 use std::sync::Arc;
 
-/// Formats a touch: `post 7` is a row, `liked 7/42` a pair, `home 7/42` an entry of a page.
+/// Formats a touched item: `post 7` is a row, `liked 7/42` a pair, `home 7/42` an entry of a page.
 fn text(touch: &Touch<'_>) -> String {
     let member = |member: &Member<'_>| match member {
         Member::Number(number) => number.to_string(),
