@@ -56,7 +56,7 @@ impl PendingLookup {
         }
     }
 
-    /// Returns the pair.
+    /// Returns the pair that is looked up.
     pub fn pair(&self) -> (u64, Member<'_>) {
         (self.id, self.member.as_member())
     }
