@@ -488,8 +488,12 @@ fn write_extended(
 fn extend_packed(packed: &mut Vec<u8>, friends: &among::Rows) {
     let rows = friends.iter().count();
     let width = packed.len() / rows.max(1);
-    let extended = packed.chunks(width.max(1)).zip(friends.iter());
-    *packed = extended.flat_map(|(row, elements)| [row, elements]).flatten().copied().collect();
+    let mut extended = Vec::with_capacity(packed.len() + friends.bytes());
+    for (row, elements) in packed.chunks(width.max(1)).zip(friends.iter()) {
+        extended.extend_from_slice(row);
+        extended.extend_from_slice(elements);
+    }
+    *packed = extended;
 }
 
 fn known(answer: Answer) -> Option<bool> {
