@@ -180,7 +180,7 @@ impl Aux {
 
     /// Returns whether the dictionary has an entry for any field without inline bits in this table.
     #[inline]
-    pub(crate) fn has_outside(&self) -> bool {
+    pub(crate) fn has_non_inline_entries(&self) -> bool {
         self.outside.load(Relaxed) != 0
     }
 
@@ -388,7 +388,7 @@ mod tests {
                 );
             }
             assert_eq!(aux.size().0, model.len() as u64);
-            assert_eq!(aux.has_outside(), model.keys().any(|k| k.1 == 2));
+            assert_eq!(aux.has_non_inline_entries(), model.keys().any(|k| k.1 == 2));
             assert_eq!(aux.size().1, budget.used(), "every byte is counted, seed {seed}");
             for (position, field) in model.into_keys() {
                 let mut shard = aux.lock(position << 32);

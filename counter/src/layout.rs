@@ -249,19 +249,19 @@ impl Layout {
     /// safety margin of 1 % below the load factor at which one row in a thousand finds all of its
     /// probes full (simulated, see docs/performance/journal.md). Buckets with more slots reach a
     /// higher load factor.
-    pub(crate) fn roll_fill(&self) -> f64 {
-        roll_fill(self.slots)
+    pub(crate) fn close_load_factor(&self) -> f64 {
+        close_load_factor(self.slots)
     }
 
     /// Returns bytes and rows per bucket of a table that is about to be closed, for slots whose
     /// fields and remainder take `bits` bits.
     pub(crate) fn bytes_and_rows(bits: u32) -> (f64, f64) {
         let (words, slots) = Layout::shape(bits + STATE_BITS);
-        (words as f64 * 8.0, slots as f64 * roll_fill(slots))
+        (words as f64 * 8.0, slots as f64 * close_load_factor(slots))
     }
 }
 
-fn roll_fill(slots: usize) -> f64 {
+fn close_load_factor(slots: usize) -> f64 {
     match slots {
         28.. => 0.93,
         20.. => 0.92,

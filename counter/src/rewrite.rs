@@ -47,7 +47,7 @@ const CROWDED_EXTENSION_PART: u64 = 200;
 /// rows by chance.
 const MIN_CROWDED_EXTENSION_ROWS: u64 = 16;
 /// Load factor above which a table is crowded even if its extend dictionary is small.
-const CROWDED_FILL: f64 = 0.965;
+const CROWDED_LOAD_FACTOR: f64 = 0.965;
 /// Growth factor of a crowded table. Bytes per row exceed those of a full table by about this
 /// factor during growth.
 const GROWTH_FACTOR: f64 = 1.2;
@@ -390,7 +390,7 @@ impl Space {
         // In a table with the current schema, every field that is not dropped has inline bits. A
         // value of a field without inline bits was written by a writer that had not yet seen the
         // field dropped.
-        (**table.schema() != *self.schema() || table.has_outside())
+        (**table.schema() != *self.schema() || table.has_non_inline_entries())
             .then_some(RewriteReason::OutdatedLayout)
     }
 
@@ -552,7 +552,7 @@ impl Space {
         let table = entry.table();
         let (rows, extend) = (table.rows(), table.extend_rows());
         let crowded = extend >= MIN_CROWDED_EXTENSION_ROWS.max(rows / CROWDED_EXTENSION_PART)
-            || rows as f64 > CROWDED_FILL * table.slots() as f64;
+            || rows as f64 > CROWDED_LOAD_FACTOR * table.slots() as f64;
         crowded && !self.rolls(entry)
     }
 
@@ -887,8 +887,9 @@ mod tests {
         (0..100u64).for_each(|id| _ = space.set(id * 10, &[(0, 1), (1, 2)]).unwrap());
         space.alter(&Alteration::Drop { name: "b".to_owned() }).unwrap();
         while space.maintain() {}
-        let outside =
-            || space.ring.load().entries().iter().any(|entry| entry.table().has_outside());
+        let outside = || {
+            space.ring.load().entries().iter().any(|entry| entry.table().has_non_inline_entries())
+        };
         assert!(!outside());
         let late = |entry: &Entry<Table>| {
             entry.table().store(70, entry.table().locate(70), [(1, 5)].into_iter())

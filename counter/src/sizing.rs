@@ -26,7 +26,7 @@ impl Sizing {
         let mut bits = MIN_REMAINDER_BITS;
         loop {
             let layout = Layout::new(schema, bits);
-            let needed = rows as f64 / (layout.slots as f64 * layout.roll_fill());
+            let needed = rows as f64 / (layout.slots as f64 * layout.close_load_factor());
             let buckets = (needed.ceil() as u64).clamp(MIN_BUCKETS, MAX_BUCKETS);
             if u128::from(buckets) << bits >= span {
                 return Sizing { base, buckets: prime_from(buckets), remainder_bits: bits };
@@ -109,7 +109,7 @@ mod tests {
                 "{sizing:?}"
             );
             assert!(
-                (sizing.buckets * layout.slots as u64) as f64 * layout.roll_fill()
+                (sizing.buckets * layout.slots as u64) as f64 * layout.close_load_factor()
                     >= rows as f64 - 1.0
             );
         }

@@ -56,7 +56,7 @@ pub struct Options {
     /// Number of outliers at which they are moved into tables even if their ids are far apart. A
     /// group of nearby outliers is moved into a table at a sixteenth of this number of rows or
     /// writes, or at 4,096 if that is less. 0 counts as 1. Default 65,536.
-    pub max_aside: usize,
+    pub max_outliers: usize,
     /// Key of the table hashes, so that clients cannot choose colliding ids. Kept in memory only.
     /// Default 0.
     pub seed: u64,
@@ -70,7 +70,7 @@ impl Options {
             rows_per_table: 1 << 20,
             memory_limit_bytes: 16 << 30,
             max_ahead: None,
-            max_aside: 1 << 16,
+            max_outliers: 1 << 16,
             seed: 0,
         }
     }
@@ -153,7 +153,7 @@ pub struct Space {
     /// Source of memory for outliers and for tables outside a rewrite.
     pub(crate) quota: Quota,
     pub(crate) rows_per_table: AtomicU64,
-    pub(crate) max_aside: usize,
+    pub(crate) max_outliers: usize,
     seed: u64,
     /// Number of tables created so far. The number determines the seed of the next table.
     tables_made: AtomicU64,
@@ -187,7 +187,7 @@ impl Space {
         let budget = Budget::new(options.memory_limit_bytes);
         let shape = Shape::new(options.schema);
         let rows_per_table = options.rows_per_table.clamp(1, MAX_ROWS_PER_TABLE);
-        let max_aside = options.max_aside.max(1);
+        let max_outliers = options.max_outliers.max(1);
         let sizing = Sizing::new(&shape.schema, 0, u64::MAX, FIRST_ROWS.min(rows_per_table));
         let quota = budget.quota(0);
         let first = Table::new(&sizing, shape.schema.clone(), seed_of(options.seed, 0), &quota)?;
@@ -195,13 +195,13 @@ impl Space {
             plain: AtomicU64::new(shape.plain()),
             shape: ArcSwap::new(shape),
             ring: Ring::new(0, first),
-            frontier: Frontier::new(options.max_ahead, max_aside),
+            frontier: Frontier::new(options.max_ahead, max_outliers),
             outliers: Outliers::default(),
             tombstones: Tombstones::new(&budget),
             budget,
             quota,
             rows_per_table: AtomicU64::new(rows_per_table),
-            max_aside,
+            max_outliers,
             seed: options.seed,
             tables_made: AtomicU64::new(1),
             rolling: Mutex::new(()),
@@ -322,7 +322,7 @@ impl Space {
     /// Changes [`Options::rows_per_table`] for future tables, and [`Options::max_ahead`].
     pub fn set_limits(&self, rows_per_table: u64, max_ahead: Option<u64>) {
         self.rows_per_table.store(rows_per_table.clamp(1, MAX_ROWS_PER_TABLE), Relaxed);
-        self.frontier.set_limits(max_ahead, self.max_aside);
+        self.frontier.set_limits(max_ahead, self.max_outliers);
     }
 
     /// Returns the position and the definition of the field with this name, unless the field was

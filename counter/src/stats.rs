@@ -34,9 +34,9 @@ pub struct TableStats {
     /// Maximum number of buckets that a lookup of an existing row reads. A row in the extend
     /// dictionary counts as one more than the maximum number of probes.
     pub probes_max: u64,
-    /// Share of misses that continue past a bucket. On average, a miss reads 1 / (1 - `past_share`)
+    /// Share of misses that continue past a bucket. On average, a miss reads 1 / (1 - `overflow_probe_share`)
     /// buckets.
-    pub past_share: f64,
+    pub overflow_probe_share: f64,
     /// Rows of the extend dictionary.
     pub extend_rows: u64,
     /// Bytes of the extend dictionary.
@@ -206,7 +206,7 @@ impl Table {
         let mut past = 0.0;
         for i in 0..sampled {
             let number = i * main / sampled;
-            past += self.past_share(number);
+            past += self.overflow_probe_share(number);
             self.visit(number, 0, 0, &mut room, |_, probe, _| histogram[probe as usize] += 1);
         }
         // Scale the rows of the extend dictionary to the sampled share of the buckets.
@@ -234,7 +234,7 @@ impl Table {
                 .map(|p| p.0)
                 .max()
                 .unwrap_or(0),
-            past_share: past / sampled as f64,
+            overflow_probe_share: past / sampled as f64,
             extend_rows,
             extend_bytes: self.extend_bytes(),
             aux_entries,

@@ -97,7 +97,7 @@ impl Row<'_> {
             if code != inline.escape() {
                 return code as i64;
             }
-        } else if !self.table.aux.has_outside() {
+        } else if !self.table.aux.has_non_inline_entries() {
             return 0;
         }
         self.table.aux.value(self.table.hash(self.id), self.position, field)
@@ -125,7 +125,7 @@ impl Row<'_> {
     pub(crate) fn is_in_aux(&self, field: usize) -> bool {
         match self.layout.inline(field) {
             Some(inline) => self.bucket.field(self.slot, inline) == inline.escape(),
-            None => self.table.aux.has_outside() && self.value(field) != 0,
+            None => self.table.aux.has_non_inline_entries() && self.value(field) != 0,
         }
     }
 
@@ -136,7 +136,7 @@ impl Row<'_> {
     /// Whether any value of the row may be in the aux dictionary.
     fn uses_aux(&self) -> bool {
         let escaped = |inline| self.bucket.field(self.slot, inline) == inline.escape();
-        self.table.aux.has_outside()
+        self.table.aux.has_non_inline_entries()
             || self.layout.fields.iter().flatten().any(|&inline| escaped(inline))
     }
 }
@@ -236,7 +236,7 @@ impl Table {
 
     /// Number of rows at which the table is closed.
     pub(crate) fn roll_at(&self) -> u64 {
-        (self.slots() as f64 * self.layout().roll_fill()) as u64
+        (self.slots() as f64 * self.layout().close_load_factor()) as u64
     }
 
     /// Whether ids mostly arrived in ascending order.
@@ -277,8 +277,8 @@ impl Table {
     }
 
     /// Whether any field without inline bits in this table has a value.
-    pub(crate) fn has_outside(&self) -> bool {
-        self.aux.has_outside()
+    pub(crate) fn has_non_inline_entries(&self) -> bool {
+        self.aux.has_non_inline_entries()
     }
 
     /// Number of aux entries, and their bytes.
@@ -338,7 +338,7 @@ impl Table {
     }
 
     /// Share of misses that continue past a bucket of the main segment.
-    pub(crate) fn past_share(&self, bucket: u64) -> f64 {
+    pub(crate) fn overflow_probe_share(&self, bucket: u64) -> f64 {
         f64::from(self.main().bucket(bucket).head().marks()) / f64::from(OVERFLOW_MARKS)
     }
 
@@ -626,8 +626,11 @@ impl Table {
         let mut shard = row.uses_aux().then(|| self.aux.lock(self.hash(id)));
         row.bucket.write(|b| {
             if let Some(shard) = &mut shard {
-                let fields =
-                    row.layout.fields.len().max(if self.aux.has_outside() { 64 } else { 0 });
+                let fields = row.layout.fields.len().max(if self.aux.has_non_inline_entries() {
+                    64
+                } else {
+                    0
+                });
                 for field in 0..fields {
                     shard.remove(row.position, field, row.layout.inline(field).is_none());
                 }

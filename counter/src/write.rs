@@ -670,7 +670,8 @@ impl Space {
 
     /// Moves outliers into tables if there are enough of them.
     fn move_reached_outliers(&self, waiting: usize) {
-        let begins = self.frontier.high().is_none() && (waiting < 64 || waiting >= self.max_aside);
+        let begins =
+            self.frontier.high().is_none() && (waiting < 64 || waiting >= self.max_outliers);
         if waiting <= MAX_MOVED_BY_WRITER && (begins || self.frontier.should_advance(waiting)) {
             self.advance();
         }
@@ -698,7 +699,7 @@ impl Space {
         let few = rows < 64;
         let most = if few { FIRST_RANGE_WRITES } else { FIRST_RANGE_WRITES.div_ceil(rows) };
         let weight = |row: &OutlierRow| (row.writes as usize).min(most);
-        if few && rows < self.max_aside {
+        if few && rows < self.max_outliers {
             let mut writes = 0;
             self.outliers.for_each(|_, row| writes += row.writes as usize);
             if writes < FIRST_RANGE_WRITES {

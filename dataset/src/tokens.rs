@@ -115,7 +115,7 @@ fn hash_of(token: &[u8], space: u32, id: u64, field: Option<usize>) -> u128 {
 
 /// Error: the token was used with a different increment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Another;
+pub(crate) struct IncrementMismatch;
 
 /// A used token and the values of its reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -337,14 +337,14 @@ impl Tokens {
 
     /// If the token is stored and not expired, appends the values of the first reply and returns
     /// true. The caller must hold the id's stripe until after [`Tokens::put`].
-    pub(crate) fn answer(&self, used: Used, out: &mut Vec<i64>) -> Result<bool, Another> {
+    pub(crate) fn answer(&self, used: Used, out: &mut Vec<i64>) -> Result<bool, IncrementMismatch> {
         let shard = self.shard(used.hash).lock();
         let Some(entry) = shard.find(used.hash, self.bucket()(used.hash)) else { return Ok(false) };
         if self.is_expired(entry, used.time_s) {
             return Ok(false);
         }
         if entry.increment != used.increment {
-            return Err(Another);
+            return Err(IncrementMismatch);
         }
         out.extend_from_slice(&entry.values);
         self.repeated.fetch_add(1, Relaxed);
@@ -543,7 +543,7 @@ mod tests {
         Used::new(once, 1, 7, &[Change { field: 0, delta }], &Bounds::default())
     }
 
-    fn answer(tokens: &Tokens, used: Used) -> Result<Option<Vec<i64>>, Another> {
+    fn answer(tokens: &Tokens, used: Used) -> Result<Option<Vec<i64>>, IncrementMismatch> {
         let mut out = vec![];
         tokens.answer(used, &mut out).map(|known| known.then_some(out))
     }
@@ -575,7 +575,7 @@ mod tests {
         assert_eq!(answer(&tokens, used(1, 5, NOW)), Ok(None));
         tokens.put(used(1, 5, NOW), &[12, -3, i64::MIN]);
         assert_eq!(answer(&tokens, used(1, 5, NOW + 59)), Ok(Some(vec![12, -3, i64::MIN])));
-        assert_eq!(answer(&tokens, used(1, 6, NOW)), Err(Another));
+        assert_eq!(answer(&tokens, used(1, 6, NOW)), Err(IncrementMismatch));
         assert_eq!(answer(&tokens, used(2, 5, NOW)), Ok(None));
         assert_eq!(answer(&tokens, used(1, 5, NOW + 60)), Ok(None), "expired");
         assert_eq!(answer(&tokens, used(1, 6, NOW + 60)), Ok(None), "and can be used again");

@@ -5,7 +5,7 @@ use rolling::Unreadable;
 /// Reason why a write was refused or a space was not created. The space is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The table has `max_revoked` deleted pairs. Recycle the table or raise the limit.
+    /// The table has `max_unset` deleted pairs. Recycle the table or raise the limit.
     #[error("too many unset pairs in this table (max_unset)")]
     RevokedFull,
     /// The id exceeds the frontier by more than `max_ahead`.

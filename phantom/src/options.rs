@@ -28,13 +28,13 @@ pub struct Options {
     /// this number the oldest table is recycled. The minimum is 2; 0 means no limit.
     pub keep_tables: usize,
     /// Maximum number of deleted pairs per table. Large sets take 26 bytes per pair.
-    pub max_revoked: usize,
+    pub max_unset: usize,
     /// Number of outlier pairs (pairs of ids far ahead of the ring) that the space always accepts
     /// and stores exactly. A pair takes 26 bytes, or about 190 if it is the only one of its id.
     /// Neighbouring ids get their own table at 1/16 of this number of pairs, or at 4,096 if that is
     /// less. Above this number, scattered ids get tables as well. The minimum is 1, because the
     /// first table of a space opens for its outliers.
-    pub max_aside: usize,
+    pub max_outliers: usize,
     /// Maximum number of forgotten ids. Each takes 32 to 64 bytes until its table is recycled.
     pub max_forgotten: usize,
     /// Maximum distance of a new id above the highest regular id. `None` accepts any id and stores
@@ -63,8 +63,8 @@ impl Default for Options {
             max_tables: 16,
             spill: false,
             keep_tables: 0,
-            max_revoked: 1 << 20,
-            max_aside: 1 << 16,
+            max_unset: 1 << 20,
+            max_outliers: 1 << 16,
             max_forgotten: 1 << 18,
             max_ahead: None,
             seed: 0,
@@ -109,7 +109,7 @@ impl Options {
         if self.keep_tables == 1 {
             return Err(Error::BadOption("keep_tables must be 0 or at least 2"));
         }
-        if self.max_aside == 0 {
+        if self.max_outliers == 0 {
             return Err(Error::BadOption("max_outliers must be at least 1"));
         }
         Ok(())

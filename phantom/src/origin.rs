@@ -9,7 +9,7 @@ pub enum Origin {
     /// The pair is set and stored exactly as an outlier.
     Outlier,
     /// The id is below the horizon, so its state is unknown.
-    BelowHorizon,
+    RecycledIds,
     /// The pair is in the set of deleted pairs.
     Unset,
     /// The answer comes from the filters of a table.
@@ -31,7 +31,7 @@ impl Space {
             return Origin::Outlier;
         }
         match self.table_over(id) {
-            None => Origin::BelowHorizon,
+            None => Origin::RecycledIds,
             Some((_, table)) if table.revoked.contains(pair.hash()) => Origin::Unset,
             Some(((low, last), table)) => {
                 Origin::Filter { low, last, is_cold: table.cold().is_some() }
@@ -58,7 +58,7 @@ mod tests {
         ));
         space.remove(20, &member).unwrap();
         assert_eq!(space.origin(20, &member), Origin::Unset);
-        assert_eq!(space.origin(9, &member), Origin::BelowHorizon);
+        assert_eq!(space.origin(9, &member), Origin::RecycledIds);
         space.add(u64::MAX / 2, &member).unwrap();
         assert_eq!(space.origin(u64::MAX / 2, &member), Origin::Outlier);
     }

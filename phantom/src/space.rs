@@ -28,8 +28,8 @@ pub(crate) struct Limits {
     pub(crate) pages_per_table: AtomicUsize,
     pub(crate) max_tables: AtomicUsize,
     pub(crate) keep_tables: AtomicUsize,
-    pub(crate) max_revoked: AtomicUsize,
-    pub(crate) max_aside: AtomicUsize,
+    pub(crate) max_unset: AtomicUsize,
+    pub(crate) max_outliers: AtomicUsize,
     pub(crate) max_forgotten: AtomicUsize,
     /// Memory limit of filters in bytes: here the configured maximum, in the next field the current
     /// limit.
@@ -44,8 +44,8 @@ impl Limits {
             pages_per_table: AtomicUsize::new(sizing.pages(options.pairs_per_table)),
             max_tables: AtomicUsize::new(options.max_tables),
             keep_tables: AtomicUsize::new(options.keep_tables),
-            max_revoked: AtomicUsize::new(options.max_revoked),
-            max_aside: AtomicUsize::new(options.max_aside),
+            max_unset: AtomicUsize::new(options.max_unset),
+            max_outliers: AtomicUsize::new(options.max_outliers),
             max_forgotten: AtomicUsize::new(options.max_forgotten),
             most_filter_bytes: AtomicU64::new(options.filter_bytes_limit()),
             filter_bytes: AtomicU64::new(options.filter_bytes_limit()),
@@ -107,7 +107,7 @@ impl Space {
         let pages = options.first_pages();
         let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
         let first = Arc::new(Table::new(options.false_positive_rate, filter));
-        let frontier = Frontier::new(options.max_ahead, options.max_aside);
+        let frontier = Frontier::new(options.max_ahead, options.max_outliers);
         let low = options.first_id;
         Space::from_parts(options, vec![(low, first)], frontier)
     }
@@ -161,8 +161,8 @@ impl Space {
             pages_per_table,
             max_tables,
             keep_tables,
-            max_revoked,
-            max_aside,
+            max_unset,
+            max_outliers,
             max_forgotten,
             most_filter_bytes,
             filter_bytes,
@@ -171,13 +171,13 @@ impl Space {
         self.limits.pages_per_table.store(pages_per_table.into_inner(), Relaxed);
         self.limits.max_tables.store(max_tables.into_inner(), Relaxed);
         self.limits.keep_tables.store(keep_tables.into_inner(), Relaxed);
-        self.limits.max_revoked.store(max_revoked.into_inner(), Relaxed);
-        self.limits.max_aside.store(max_aside.into_inner(), Relaxed);
+        self.limits.max_unset.store(max_unset.into_inner(), Relaxed);
+        self.limits.max_outliers.store(max_outliers.into_inner(), Relaxed);
         self.limits.max_forgotten.store(max_forgotten.into_inner(), Relaxed);
         self.limits.most_filter_bytes.store(most_filter_bytes.into_inner(), Relaxed);
         self.limits.filter_bytes.store(filter_bytes.into_inner(), Relaxed);
         self.limits.spill.store(spill.into_inner(), Relaxed);
-        self.frontier.set_limits(options.max_ahead, options.max_aside);
+        self.frontier.set_limits(options.max_ahead, options.max_outliers);
         Ok(())
     }
 

@@ -117,7 +117,7 @@ impl Space {
         has_any
     }
 
-    /// Returns the largest number of deleted pairs in any table; the limit is `max_revoked`.
+    /// Returns the largest number of deleted pairs in any table; the limit is `max_unset`.
     pub fn most_revoked(&self) -> usize {
         self.ring
             .load()

@@ -57,7 +57,7 @@ impl Space {
         let pair = self.pair(id, member);
         let full = self
             .table_over(id)
-            .is_some_and(|(_, table)| table.revoked.len() >= self.limits.max_revoked.load(Relaxed));
+            .is_some_and(|(_, table)| table.revoked.len() >= self.limits.max_unset.load(Relaxed));
         if full && !self.is_outlier(&pair) { Err(Error::RevokedFull) } else { Ok(()) }
     }
 
@@ -164,12 +164,12 @@ impl Space {
         Ok(Change::Changed)
     }
 
-    /// Whether the space accepts another outlier. It accepts up to `max_aside` pairs, up to a fixed
+    /// Whether the space accepts another outlier. It accepts up to `max_outliers` pairs, up to a fixed
     /// share of the memory limit of filters, and any number while filters leave memory free. The
     /// fixed share reserves room for ids that jump ahead while filters use all memory.
     fn may_hold_outliers(&self) -> bool {
         let bytes = self.outlier_bytes();
-        self.outlier_pairs() < self.limits.max_aside.load(Relaxed)
+        self.outlier_pairs() < self.limits.max_outliers.load(Relaxed)
             || bytes as u64 <= self.filter_bytes_limit() / OUTLIER_PART
             || self.may_grow(bytes)
     }
@@ -224,7 +224,7 @@ impl Space {
         replay: bool,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        let most = if replay { usize::MAX } else { self.limits.max_revoked.load(Relaxed) };
+        let most = if replay { usize::MAX } else { self.limits.max_unset.load(Relaxed) };
         if !table.revoked.reserve(most) {
             return Err(Error::RevokedFull.into());
         }

@@ -65,7 +65,7 @@ pub trait ReplicaHost {
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String>;
     /// Saves the batches from this offset on. A full sync will drop them, and the master may not
     /// have them.
-    fn drops(&mut self, from: u64) -> Result<(), Error>;
+    fn save_dropped_batches(&mut self, from: u64) -> Result<(), Error>;
     /// Called before a full sync. From now on this node must not be promoted with its current data.
     fn gives_up(&mut self) -> Result<(), Error> {
         Ok(())
@@ -336,7 +336,7 @@ impl Follower {
             may_fetch(verdict, (lineage, term, end), divergence.at_most, log)?;
         }
         if log.has_data_after(divergence.at_least)? {
-            local.drops(divergence.at_least)?;
+            local.save_dropped_batches(divergence.at_least)?;
         }
         Ok(())
     }

@@ -180,7 +180,7 @@ impl ReplicaHost for FuzzReplica {
         Records::new(body).try_for_each(|record| record.map(drop))?;
         Ok(true)
     }
-    fn drops(&mut self, _: u64) -> Result<(), Error> {
+    fn save_dropped_batches(&mut self, _: u64) -> Result<(), Error> {
         Ok(())
     }
     fn settled(&mut self) {}

@@ -23,10 +23,10 @@
 //! few bad ids therefore do not affect where a range opens. The number of ids that open a range:
 //!
 //! - If there is no range yet: [`MIN_IDS_AHEAD`] distinct ids, or [`FIRST_RANGE_ENTRIES`] entries,
-//!   or `max_aside` entries if that is less.
-//! - If there are ranges already: `max_aside / 16` entries ([`MAX_ENTRIES_NEEDED`] by default) of
+//!   or `max_outliers` entries if that is less.
+//! - If there are ranges already: `max_outliers / 16` entries ([`MAX_ENTRIES_NEEDED`] by default) of
 //!   at least [`MIN_IDS_AHEAD`] distinct ids. The interval must be shorter than a sixteenth of its
-//!   distance to the range below; with `max_aside` entries any interval is accepted. The interval
+//!   distance to the range below; with `max_outliers` entries any interval is accepted. The interval
 //!   contains the required number of ids, or half of all ids if that is less, because two services
 //!   may start at the same time. If the interval is within [`WINDOW_FACTOR`] windows of the range
 //!   below, that range grows instead.
@@ -34,14 +34,14 @@
 //!
 //! A range that receives no new id while other ranges receive [`IDLE_RANGE_IDS`] is joined with the
 //! range above it. Its later ids count as late traffic. There are at most [`MAX_RANGES`] ranges.
-//! When all of them are in use, other ids stay in the outlier map until the map has `max_aside`
+//! When all of them are in use, other ids stay in the outlier map until the map has `max_outliers`
 //! entries or memory is short. Then the least recently used range is joined with the range above
 //! it.
 //!
 //! The frontier moves by at most half of the remaining ids per step ([`Frontier::reach`]), because
 //! a ring at the end of the id space could never open another table. Legitimate ids do not jump to
 //! the end of the id space, but negative numbers do: a client's -1 is 2^64-1. Such ids stay in the
-//! outlier map. The first range opens beyond the reach only if the map has `max_aside` entries,
+//! outlier map. The first range opens beyond the reach only if the map has `max_outliers` entries,
 //! these are enough for a range, and most of them are beyond the reach.
 //!
 //! A space may refuse ids that are too high (`max_ahead`). The distance is measured from the
@@ -79,8 +79,8 @@ pub const MAX_RANGES: usize = 8;
 const IDLE_RANGE_IDS: u64 = 1 << 16;
 
 /// Returns the number of entries that opens another range.
-fn entries_needed_for(max_aside: usize) -> usize {
-    (max_aside / 16).clamp(MIN_IDS_AHEAD, MAX_ENTRIES_NEEDED)
+fn entries_needed_for(max_outliers: usize) -> usize {
+    (max_outliers / 16).clamp(MIN_IDS_AHEAD, MAX_ENTRIES_NEEDED)
 }
 
 /// Decision about an id that is about to be written.
@@ -168,7 +168,7 @@ pub struct Frontier {
     /// Number of entries that open another range. The next field is the number of entries above
     /// which the distances between their ids no longer matter.
     entries_needed: AtomicUsize,
-    max_aside: AtomicUsize,
+    max_outliers: AtomicUsize,
     /// Number of writes to ids far ahead since the last [`Frontier::advance`]. The next field is
     /// the number of such writes that triggers the next call.
     ahead: AtomicUsize,
@@ -235,17 +235,17 @@ impl Tracking {
 
 impl Frontier {
     /// Creates a frontier without ranges. [`Frontier::is_too_far`] explains `max_ahead`.
-    /// `max_aside` is the number of outlier entries that opens a range even if their ids are far
+    /// `max_outliers` is the number of outlier entries that opens a range even if their ids are far
     /// apart.
-    pub fn new(max_ahead: Option<u64>, max_aside: usize) -> Frontier {
+    pub fn new(max_ahead: Option<u64>, max_outliers: usize) -> Frontier {
         Frontier {
             start: AtomicU64::new(0),
             high: AtomicU64::new(0),
             known: AtomicBool::new(false),
             follows: AtomicBool::new(false),
             max_ahead: AtomicU64::new(max_ahead.unwrap_or(u64::MAX)),
-            entries_needed: AtomicUsize::new(entries_needed_for(max_aside)),
-            max_aside: AtomicUsize::new(max_aside),
+            entries_needed: AtomicUsize::new(entries_needed_for(max_outliers)),
+            max_outliers: AtomicUsize::new(max_outliers),
             ahead: AtomicUsize::new(0),
             advance_after: AtomicUsize::new(0),
             lower: ArcSwap::default(),
@@ -254,17 +254,17 @@ impl Frontier {
     }
 
     /// Restores a frontier from the result of [`Frontier::ranges`].
-    pub fn restore(ranges: &[Range], max_ahead: Option<u64>, max_aside: usize) -> Frontier {
-        let frontier = Frontier::new(max_ahead, max_aside);
+    pub fn restore(ranges: &[Range], max_ahead: Option<u64>, max_outliers: usize) -> Frontier {
+        let frontier = Frontier::new(max_ahead, max_outliers);
         frontier.set_ranges(ranges);
         frontier
     }
 
     /// Changes the limits; see [`Frontier::new`].
-    pub fn set_limits(&self, max_ahead: Option<u64>, max_aside: usize) {
+    pub fn set_limits(&self, max_ahead: Option<u64>, max_outliers: usize) {
         self.max_ahead.store(max_ahead.unwrap_or(u64::MAX), Relaxed);
-        self.entries_needed.store(entries_needed_for(max_aside), Relaxed);
-        self.max_aside.store(max_aside, Relaxed);
+        self.entries_needed.store(entries_needed_for(max_outliers), Relaxed);
+        self.max_outliers.store(max_outliers, Relaxed);
     }
 
     /// Ranges in ascending order; empty before the first one opens.
@@ -485,7 +485,7 @@ impl Frontier {
     /// `entries` is the current size of the outlier map.
     #[inline]
     pub fn should_advance(&self, entries: usize) -> bool {
-        entries >= MIN_IDS_AHEAD.min(self.max_aside.load(Relaxed))
+        entries >= MIN_IDS_AHEAD.min(self.max_outliers.load(Relaxed))
             && self.ahead.load(Relaxed) >= self.advance_after.load(Relaxed).max(MIN_IDS_AHEAD)
             && !self.follows()
     }
@@ -512,7 +512,7 @@ impl Frontier {
         ahead.retain(|&id| !self.contains(id));
         ahead.sort_unstable();
         let is_short = is_short && !tracking.ranges.is_empty();
-        let is_full = is_short || ahead.len() >= self.max_aside.load(Relaxed);
+        let is_full = is_short || ahead.len() >= self.max_outliers.load(Relaxed);
         let Some(range) = self.range_among(&tracking, ahead, is_full, is_short) else {
             return false;
         };

@@ -3,7 +3,7 @@
 
 use crate::commands::cluster::controller::is_here;
 use node::client::connect::{ConnectArgs, Link, closed, put_command, within};
-use node::cluster::sentinel::{Place, Said, Sentinels, places};
+use node::cluster::sentinel::{Place, SentinelReply, Sentinels, places};
 use node::cluster::topology::MAX_NODES;
 use node::roles::node::Host;
 use parking_lot::Mutex;
@@ -106,7 +106,7 @@ fn take_over(host: &Arc<Host>, all: &Mutex<Sentinels>) {
 }
 
 /// Asks a Sentinel about a master; returns `None` if the Sentinel does not know it.
-async fn ask(link: &mut Link, name: &[u8]) -> io::Result<Option<Said>> {
+async fn ask(link: &mut Link, name: &[u8]) -> io::Result<Option<SentinelReply>> {
     let mut out = Vec::new();
     put_command(&mut out, &[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name]);
     put_command(&mut out, &[b"SENTINEL", b"MASTER", name]);
@@ -129,7 +129,7 @@ async fn ask(link: &mut Link, name: &[u8]) -> io::Result<Option<Said>> {
     };
     let place_of = |replica| place(value(replica, "ip"), value(replica, "port"));
     let replicas = replicas.iter().filter(is_up).filter_map(place_of).take(MAX_NODES).collect();
-    Ok(Some(Said { epoch, master, replicas }))
+    Ok(Some(SentinelReply { epoch, master, replicas }))
 }
 
 fn text(frame: &OwnedFrame) -> Option<String> {

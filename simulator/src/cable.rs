@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 
 /// Direction of transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum LinkDirection {
     ToMaster,
     ToReplica,
 }
@@ -19,7 +19,7 @@ pub(crate) enum Way {
 pub(crate) struct Cable {
     to_replica: DuplexStream,
     to_master: DuplexStream,
-    /// Bytes read from one end and not yet written to the other, for each direction ([`Way`]).
+    /// Bytes read from one end and not yet written to the other, for each direction ([`LinkDirection`]).
     held: [Vec<u8>; 2],
 }
 
@@ -31,11 +31,11 @@ impl Cable {
     }
 
     /// Forwards at most `most` bytes. Returns false if either end is closed.
-    pub(crate) fn carry(&mut self, way: Way, most: usize) -> bool {
+    pub(crate) fn carry(&mut self, way: LinkDirection, most: usize) -> bool {
         let Cable { to_replica, to_master, held } = self;
         let (from, to, held) = match way {
-            Way::ToMaster => (to_replica, to_master, &mut held[0]),
-            Way::ToReplica => (to_master, to_replica, &mut held[1]),
+            LinkDirection::ToMaster => (to_replica, to_master, &mut held[0]),
+            LinkDirection::ToReplica => (to_master, to_replica, &mut held[1]),
         };
         let mut context = Context::from_waker(Waker::noop());
         if held.is_empty() {
@@ -63,14 +63,14 @@ impl Cable {
 #[derive(Default)]
 pub(crate) struct ReplicaLink {
     pub(crate) cable: RefCell<Option<Cable>>,
-    /// Whether each direction ([`Way`]) of the link is partitioned.
+    /// Whether each direction ([`LinkDirection`]) of the link is partitioned.
     pub(crate) cut: Cell<[bool; 2]>,
     /// Whether the replica has dialed the current master.
     pub(crate) is_dialed: Cell<bool>,
     /// End of the log when the current master took over.
     pub(crate) floor: Cell<u64>,
     /// Whether the replica has the log up to `floor` and could replace the master.
-    pub(crate) is_fit: Cell<bool>,
+    pub(crate) is_promotable: Cell<bool>,
     /// Pairs of a time and a log offset. The master's log up to the offset contains all writes
     /// acknowledged before the time.
     pub(crate) marks: RefCell<Vec<(Duration, u64)>>,
@@ -81,7 +81,7 @@ impl ReplicaLink {
     pub(crate) fn begin(&self, at: Duration, end: u64) {
         self.floor.set(end);
         self.is_dialed.set(false);
-        self.is_fit.set(false);
+        self.is_promotable.set(false);
         self.marks.replace(vec![(at, end)]);
     }
 

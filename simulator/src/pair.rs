@@ -1,6 +1,6 @@
 //! Second part of [`World`]: the replica, its link, and their faults.
 
-use crate::cable::{Cable, Way};
+use crate::cable::{Cable, LinkDirection};
 use crate::process::{Dial, Process};
 use crate::reply::Reply;
 use crate::workload::Command;
@@ -40,13 +40,13 @@ impl World {
             }
             // In runs with several id ranges, startup takes longer and a replica is rarely able to
             // replace its master. Crash the master more often in these runs.
-            96..=97 if self.link.is_fit.get() && self.workload.borrow().has_ranges() => {
+            96..=97 if self.link.is_promotable.get() && self.workload.borrow().has_ranges() => {
                 self.disk().crash_after(Some(self.draw(1..30)));
             }
             // Advance the clock, because a replica reconnects after a second.
             96..=98 => self.advance(Duration::from_millis(self.draw(1..1000))),
             // The master dies while the replica could replace it.
-            95 if self.link.is_fit.get() => self.disk().crash_after(Some(self.draw(1..30))),
+            95 if self.link.is_promotable.get() => self.disk().crash_after(Some(self.draw(1..30))),
             _ => {}
         });
         drop(process);
@@ -79,7 +79,7 @@ impl World {
         counts.continued += replication.continued.load(Relaxed);
         counts.full_syncs += replication.full_syncs.load(Relaxed);
         self.link.cable.take();
-        self.link.is_fit.set(false);
+        self.link.is_promotable.set(false);
         process.work.take();
     }
 
@@ -165,7 +165,7 @@ impl World {
         let cut = self.link.cut.get();
         let mut cable = self.link.cable.borrow_mut();
         let Some(there) = cable.as_mut() else { return };
-        let ways = [Way::ToMaster, Way::ToReplica].into_iter().zip(cut);
+        let ways = [LinkDirection::ToMaster, LinkDirection::ToReplica].into_iter().zip(cut);
         let is_up = ways.filter(|(_, is_cut)| !is_cut).all(|(way, _)| {
             let most = 1 << self.draw(4..20);
             there.carry(way, most)
@@ -175,19 +175,19 @@ impl World {
         }
     }
 
-    /// Sets `is_fit` if the replica can now replace the master.
+    /// Sets `is_promotable` if the replica can now replace the master.
     fn check_if_promotable(&self, process: &Process) {
         let is_up = process.node.replication.link.lock().state == LinkState::Connected;
         let has = process.node.durability.positions().0.offset;
         if self.link.is_dialed.get() && is_up && has >= self.link.floor.get() {
-            self.link.is_fit.set(true);
+            self.link.is_promotable.set(true);
         }
     }
 
     /// After the master's death, promotes the replica if it can replace the master and a random
     /// draw selects the promotion.
     pub(crate) fn fail_over(&self) -> bool {
-        if !self.is_pair() || !self.link.is_fit.get() || self.chance(3) {
+        if !self.is_pair() || !self.link.is_promotable.get() || self.chance(3) {
             return false;
         }
         let Some(process) = self.replica() else { return false };
@@ -243,7 +243,7 @@ impl World {
             });
             let end = master.node.durability.shown();
             let is_up = replica.node.replication.link.lock().state == LinkState::Connected;
-            if is_up && self.link.is_fit.get() && replica.node.durability.shown() == end {
+            if is_up && self.link.is_promotable.get() && replica.node.durability.shown() == end {
                 self.depth.set(0);
                 return;
             }

@@ -187,7 +187,7 @@ impl World {
             start_odds = 2;
             snapshot_odds = *random.choice(&[2, 8, u32::MAX]).expect("some");
             // With this limit, 64 pairs open a new range.
-            config.existence.iter_mut().for_each(|space| space.max_aside = 1024);
+            config.existence.iter_mut().for_each(|space| space.max_outliers = 1024);
             let ledger = if random.bool() { LedgerMode::Exact } else { LedgerMode::Off };
             config.existence[1].ledger = ledger;
         }
@@ -308,7 +308,7 @@ impl World {
     pub(crate) fn watch_disk(&self, at: usize) {
         let slow_ms = if self.chance(4) { 2000 } else { 4 };
         let (disk, syncs) = (self.machines[at].disk(), self.machines[at].syncs.clone());
-        disk.set_meanwhile(move || {
+        disk.set_sync_hook(move || {
             syncs.fetch_add(1, Relaxed);
             store::time::sleep(Duration::from_millis(slow_ms));
             syncs.fetch_sub(1, Relaxed);

@@ -47,7 +47,7 @@ fn mb_per_second(bytes: u64, time: Duration) -> f64 {
 
 fn marks() {
     let committer: Committer<u64> =
-        Committer::new(CommitOptions { crowded_keys: usize::MAX, ..CommitOptions::default() });
+        Committer::new(CommitOptions { max_stripe_keys: usize::MAX, ..CommitOptions::default() });
     let n = 4_000_000u64;
     let start = Instant::now();
     for i in 0..n {

@@ -68,7 +68,7 @@ fn ours(pairs: u64, rate: f64) -> Outcome {
 /// Stores all pairs in a server, with `per_key` pairs per key. Returns the memory used and, if the
 /// server reports it, the size of the filters. `reserve`, if not empty, is sent once per key;
 /// `command` adds the pairs.
-fn theirs(
+fn measure_server_memory(
     args: &Args,
     (bits, per_key): (u32, u64),
     command: &[u8],
@@ -136,7 +136,7 @@ fn main() -> Outcome {
         ours(args.pairs, rate)?;
     }
     for (bits, per_key) in [(32, 10), (32, 100), (32, 1000), (48, 10), (48, 100), (48, 1000)] {
-        let (bytes, _) = theirs(&args, (bits, per_key), b"SADD", &[])?;
+        let (bytes, _) = measure_server_memory(&args, (bits, per_key), b"SADD", &[])?;
         println!("| sets of {per_key} viewers, ids of {bits} bits | {bytes:.1} |");
     }
     if args.module.is_some() {
@@ -154,7 +154,7 @@ fn main() -> Outcome {
             ("one filter per post for 10 viewers at 1 %", 10, &["0.01", "10"]),
         ];
         for (kind, per_key, reserve) in kinds {
-            let (bytes, size) = theirs(&args, (48, per_key), b"BF.MADD", reserve)?;
+            let (bytes, size) = measure_server_memory(&args, (48, per_key), b"BF.MADD", reserve)?;
             println!("| {kind}; from BF.INFO | {bytes:.2}; {:.2} |", size.unwrap_or(f64::NAN));
         }
     }

@@ -305,7 +305,7 @@ impl Replies {
             for (line, verb) in lines {
                 loop {
                     let rest = &inbox[start..];
-                    if let Some(length) = self.take_usual(verb, rest) {
+                    if let Some(length) = self.match_common_reply(verb, rest) {
                         start += length;
                         break;
                     }
@@ -333,7 +333,7 @@ impl Replies {
     }
 
     /// Recognizes the most frequent replies without decoding them. Returns the length of the reply.
-    fn take_usual(&mut self, verb: CommandKind, bytes: &[u8]) -> Option<usize> {
+    fn match_common_reply(&mut self, verb: CommandKind, bytes: &[u8]) -> Option<usize> {
         let (text, count) = match bytes.first()? {
             b'+' => (&b"+OK\r\n"[..], &mut self.tally.done),
             b'*' if bytes.get(5) == Some(&b'1') => (&b"*1\r\n:1\r\n"[..], &mut self.tally.changed),

@@ -88,8 +88,9 @@ fn one_bad_id_leaves_other_ids_as_they_are() {
 
 #[test]
 fn ids_too_far_ahead_are_refused() {
-    let space = Space::new(Options { max_ahead: Some(1 << 30), max_aside: 100, ..options("a:12") })
-        .unwrap();
+    let space =
+        Space::new(Options { max_ahead: Some(1 << 30), max_outliers: 100, ..options("a:12") })
+            .unwrap();
     let mut out = vec![];
     for i in 0..200 {
         space.add(1000 + i, &one(0, 1), &Bounds::default(), &mut out).unwrap();
@@ -390,21 +391,21 @@ fn full_space_takes_its_outliers_in() {
     assert!((0..1100).all(|i| space.exists(outlier(i)).unwrap()));
 }
 
-/// A space opens its first range for any `max_aside` and any number of posts. Ids far from the
+/// A space opens its first range for any `max_outliers` and any number of posts. Ids far from the
 /// posts do not make writes fail.
 #[test]
 fn a_space_begins_however_few_rows_may_be_aside() {
-    for max_aside in [0, 1, 2, 10, 63, 64, 100, 5000] {
+    for max_outliers in [0, 1, 2, 10, 63, 64, 100, 5000] {
         for posts in [1, 3, 30, 5000] {
-            for strays in [0, max_aside as u64 / 3, max_aside as u64 / 2] {
-                let space = Space::new(Options { max_aside, ..options("a:12") }).unwrap();
+            for strays in [0, max_outliers as u64 / 3, max_outliers as u64 / 2] {
+                let space = Space::new(Options { max_outliers, ..options("a:12") }).unwrap();
                 let mut out = vec![];
                 let mut add = |id| space.add(id, &one(0, 1), &Bounds::default(), &mut out).unwrap();
                 (0..strays).for_each(|i| add(u64::MAX - i));
                 (0..10_000).for_each(|i| add((1 << 40) + i % posts));
                 assert!(
                     strays > 0 || space.frontier() == Some((1 << 40) + posts - 1),
-                    "{posts} posts, max_aside {max_aside}, {strays} strays: {:?}",
+                    "{posts} posts, max_aside {max_outliers}, {strays} strays: {:?}",
                     space.frontier()
                 );
             }
@@ -777,7 +778,7 @@ fn misses_stay_short_where_rows_come_and_go() {
     assert_eq!(shape(), before, "as many rows added as deleted");
     let worst = || {
         let large = space.tables().into_iter().filter(|t| t.rows > 5000);
-        large.map(|t| t.past_share).fold(0.0, f64::max)
+        large.map(|t| t.overflow_probe_share).fold(0.0, f64::max)
     };
     let mut highest = 0f64;
     for _ in 0..80 {

@@ -167,7 +167,7 @@ impl Catalogue {
         let is_default =
             |view: &View| defaults::is_view(&options.counter, &options.existence, view);
         let views = options.view.iter().cloned().map(|view| match is_default(&view) {
-            true => defaults::what_is_there(view, &counters, &existences),
+            true => defaults::without_missing(view, &counters, &existences),
             false => Some(view),
         });
         next.view = views.flatten().collect();
@@ -309,7 +309,6 @@ impl Catalogue {
         for mut entry in take_list(&mut all, "counter")? {
             let number = take_space(&mut entry)?;
             let horizon = take_digits(&mut entry, "horizon")?.unwrap_or(0);
-            modernize(&mut entry, "rows_per_table");
             catalogue.counter.push(CounterEntry { number, made: read(entry)?, horizon });
         }
         for mut entry in take_list(&mut all, "existence")? {
@@ -317,7 +316,6 @@ impl Catalogue {
             let seed = take_digits(&mut entry, "seed")?;
             let seed = seed.ok_or_else(|| Unreadable("missing seed of a space".to_owned()))?;
             let first_id = take_digits(&mut entry, "first_id")?.unwrap_or(0);
-            modernize(&mut entry, "pairs_per_table");
             let made = Existence { seed, first_id, ..read(entry)? };
             catalogue.existence.push(ExistenceEntry { number, made });
         }
@@ -433,27 +431,6 @@ fn differ_in_fields(space: &str, file: &str, is: &str, said: &mut Vec<String>) {
                 shown(file.get(name))
             ));
         }
-    }
-}
-
-/// Renamed options: the name in old catalogues, and the current name.
-const OLD_NAMES: &[(&str, &str)] = &[
-    ("memory_limit_bytes", "memory_limit"),
-    ("below_horizon", "recycled_ids"),
-    ("max_aside", "max_outliers"),
-    ("max_revoked", "max_unset"),
-];
-
-/// Converts the options of a catalogue that an earlier release wrote.
-fn modernize(entry: &mut Table, per_table: &str) {
-    for (old, new) in OLD_NAMES {
-        if let Some(value) = entry.remove(*old) {
-            entry.insert((*new).to_owned(), value);
-        }
-    }
-    let tables = entry.remove("keep_tables").and_then(|tables| tables.as_integer());
-    if let Some((tables, size)) = tables.zip(entry.get(per_table).and_then(Value::as_integer)) {
-        entry.insert("keep_newest".to_owned(), Value::Integer(tables.saturating_mul(size)));
     }
 }
 

@@ -271,7 +271,7 @@ impl Durability {
     }
 
     /// Waits until the state that a reader saw is synced. `shown` is the ticket from
-    /// [`Committer::sight`], or `Ticket::MAX` to wait for all changes so far. Also returns after a
+    /// [`Committer::last_change`], or `Ticket::MAX` to wait for all changes so far. Also returns after a
     /// failed attempt, because reads continue while the disk fails. Call this function only from
     /// tasks of the workers.
     pub async fn settled(&self, shown: Ticket) {

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 const NOT_BELOW_ZERO: Bounds = Bounds { min: Some(0), max: None, saturate: true };
 
 /// A counter that an action has changed in addition to its first counter.
-struct MovedCounter<'a> {
+struct ChangedCounter<'a> {
     space: &'a CounterSpace,
     id: u64,
     field: usize,
@@ -32,13 +32,13 @@ struct MovedCounter<'a> {
     clippy::box_collection,
     reason = "most actions move no further counter, so one word is cleared"
 )]
-struct MovedCounters<'a>(Option<Box<Vec<MovedCounter<'a>>>>);
+struct MovedCounters<'a>(Option<Box<Vec<ChangedCounter<'a>>>>);
 
 impl MovedCounters<'_> {
     /// Restores the counters when the action is refused.
     #[cold]
     fn restore_counters(&self, engines: &Engines) {
-        for &MovedCounter { space, id, field, before } in
+        for &ChangedCounter { space, id, field, before } in
             self.0.iter().flat_map(|moved| moved.iter().rev())
         {
             let put = match before {
@@ -117,7 +117,7 @@ impl Engines {
             row.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
             return change;
         };
-        if change == Change::Unknown && flags.counts_below_horizon() {
+        if change == Change::Unknown && flags.counts_recycled_ids() {
             drop(turn);
             return self.count_unknown(action, viewer, id, 1, scratch);
         }
@@ -188,7 +188,7 @@ impl Engines {
             Ok(())
         };
         let change = flags.remove_true(id, viewer, count)?;
-        if change == Change::Unknown && flags.counts_below_horizon() {
+        if change == Change::Unknown && flags.counts_recycled_ids() {
             drop(turn);
             return self.count_unknown(action, viewer, id, -1, scratch);
         }
@@ -246,7 +246,7 @@ impl Engines {
                 Ok(exists.then(|| row[beside.field]))
             });
             let value = moved.inspect_err(|_| before.restore_counters(self))?;
-            before.0.get_or_insert_default().push(MovedCounter {
+            before.0.get_or_insert_default().push(ChangedCounter {
                 space,
                 id,
                 field: beside.field,
@@ -291,7 +291,7 @@ mod tests {
     fn counter_with_ledger_equals_its_members() {
         let mut options = Options::default();
         let liked = &mut options.existence[0];
-        (liked.false_positive_rate, liked.pairs_per_table, liked.max_revoked) = (0.25, 1000, 10);
+        (liked.false_positive_rate, liked.pairs_per_table, liked.max_unset) = (0.25, 1000, 10);
         let catalogue = Catalogue::default().completed(&options);
         let engines =
             Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap();

@@ -57,7 +57,7 @@ pub(super) fn related_spaces(
 
 impl Engines {
     /// Counter spaces whose ids denote the same entities as those of `space`, including `space`.
-    pub fn rows_beside<'a>(
+    pub fn related_counter_spaces<'a>(
         &'a self,
         space: &'a CounterSpace,
     ) -> impl Iterator<Item = &'a CounterSpace> + Clone {
@@ -65,7 +65,7 @@ impl Engines {
     }
 
     /// Existence spaces whose ids denote the same entities as those of `space`.
-    pub fn flags_beside<'a>(
+    pub fn related_existence_spaces<'a>(
         &'a self,
         space: &'a CounterSpace,
     ) -> impl Iterator<Item = &'a ExistenceSpace> + Clone {
@@ -75,7 +75,7 @@ impl Engines {
     /// Deletes the rows of an id in all related counter spaces, and unsets its flags in all related
     /// existence spaces. Returns whether a row existed.
     pub fn forget(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
-        self.forget_in(self.rows_beside(space), self.flags_beside(space), id)
+        self.forget_in(self.related_counter_spaces(space), self.related_existence_spaces(space), id)
     }
 
     /// Unsets all flags of an id in one space. Returns false if the id is below the horizon.
@@ -91,7 +91,7 @@ impl Engines {
     #[inline]
     pub fn delete(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
         if space.made.delete_forgets {
-            self.forget_in(std::iter::once(space), self.flags_beside(space), id)
+            self.forget_in(std::iter::once(space), self.related_existence_spaces(space), id)
         } else {
             self.delete_row(space, id)
         }
@@ -180,8 +180,9 @@ mod tests {
         let engines = engines();
         let names = |space: &str| {
             let space = engines.counter(space.as_bytes()).unwrap();
-            let rows = engines.rows_beside(space).map(|space| space.name().to_owned());
-            let flags = engines.flags_beside(space).map(|space| space.name().to_owned());
+            let rows = engines.related_counter_spaces(space).map(|space| space.name().to_owned());
+            let flags =
+                engines.related_existence_spaces(space).map(|space| space.name().to_owned());
             rows.chain(flags).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(names("post"), "post more liked read");

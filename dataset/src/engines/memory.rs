@@ -154,7 +154,7 @@ impl ExistenceSpace {
 impl Engines {
     /// Sets the limits of tokens and of the cache of cold rows.
     pub fn limit_kept(&self, options: &Options) {
-        self.tokens.set_limits(options.most_tokens(), options.tokens.keep_s);
+        self.tokens.set_limits(options.max_tokens(), options.tokens.keep_s);
         self.cold.set_cache_bytes(options.cache_bytes());
     }
 

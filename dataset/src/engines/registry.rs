@@ -256,7 +256,7 @@ impl Engines {
     }
 
     /// Counter that an action changes, as "space.field".
-    pub fn moved_by(&self, action: &Action) -> String {
+    pub fn first_counter_name(&self, action: &Action) -> String {
         self.counter_name(action.counter, action.field)
     }
 

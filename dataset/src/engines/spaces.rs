@@ -8,7 +8,7 @@ use crate::cold::ledger::PairLedger;
 use crate::cold::overlay::{changed_rows, overlay_bytes};
 use crate::log_records::{EXACT_PAIR_BYTES, PAIR_BYTES};
 use crate::options;
-use crate::options::{BelowHorizon, Expire};
+use crate::options::{Expire, RecycledIds};
 use phantom::{Answer, Member};
 use rolling::{Unreadable, UnreadableIds};
 use std::ops::Deref;
@@ -154,8 +154,8 @@ pub(super) struct PairRate {
 impl ExistenceSpace {
     /// Whether an action on an id below the horizon changes its counters.
     #[inline]
-    pub(crate) fn counts_below_horizon(&self) -> bool {
-        self.made.below_horizon == BelowHorizon::Count
+    pub(crate) fn counts_recycled_ids(&self) -> bool {
+        self.made.recycled_ids == RecycledIds::Count
     }
 
     /// Number in the catalogue and in log records.

@@ -10,7 +10,7 @@ use crate::engines::error::{AlterError, WriteError};
 use crate::engines::registry::Engines;
 use crate::engines::spaces::{CounterSpace, ExistenceSpace, is_reserved};
 use crate::engines::view::{Column, View};
-use crate::tokens::{Another, Once, Used};
+use crate::tokens::{IncrementMismatch, Once, Used};
 use crate::watch::Place;
 use counter::{Alteration, Bounds, Change as Delta};
 use phantom::{Change, Member};
@@ -75,10 +75,10 @@ impl Engines {
         PairGuard { turn: self.turn(id), space: &space.space }
     }
 
-    /// Records that the caller has just read this id; see [`store::Committer::sight`].
+    /// Records that the caller has just read this id; see [`store::Committer::last_change`].
     #[inline]
-    pub fn sight(&self, id: u64) -> Ticket {
-        self.durability.committer().sight(stripe_of(id))
+    pub fn last_change(&self, id: u64) -> Ticket {
+        self.durability.committer().last_change(stripe_of(id))
     }
 
     /// Prefetches the cache lines that every write of an id uses.
@@ -339,7 +339,11 @@ impl Engines {
         let mut turn = self.turn(id);
         let others = used.other_form(once, space.number, id, changes);
         for used in std::iter::once(used).chain(others) {
-            if self.tokens.answer(used, out).map_err(|Another| WriteError::OtherIncrement)? {
+            if self
+                .tokens
+                .answer(used, out)
+                .map_err(|IncrementMismatch| WriteError::OtherIncrement)?
+            {
                 return Ok(());
             }
         }

@@ -6,12 +6,12 @@ use crate::key_patterns::{Kind, Pattern, overlap};
 use std::collections::BTreeMap;
 
 /// Maximum number of spaces of each kind, because a SCAN cursor has one byte for the space.
-const MOST_SPACES: usize = 256;
+const MAX_SPACES: usize = 256;
 /// Maximum number of views; also the maximum number of actions.
-const MOST_VIEWS: usize = 1024;
+const MAX_VIEWS: usize = 1024;
 
 /// Predicates that select the views and the actions that may refer to missing spaces or fields.
-type Excused<'a> = (&'a dyn Fn(&View) -> bool, &'a dyn Fn(&Action) -> bool);
+type MissingAllowed<'a> = (&'a dyn Fn(&View) -> bool, &'a dyn Fn(&Action) -> bool);
 
 /// Spaces, views and actions to check; see the module's documentation.
 pub struct Lists<'a> {
@@ -55,13 +55,13 @@ impl Known {
 
 impl Lists<'_> {
     /// Checks the lists. The error describes the first inconsistency.
-    pub fn check(&self, excused: Excused<'_>) -> Result<(), String> {
+    pub fn check(&self, excused: MissingAllowed<'_>) -> Result<(), String> {
         let Lists { counter, existence, view, action } = *self;
         for (what, number, most) in [
-            ("counter spaces", counter.len(), MOST_SPACES),
-            ("existence spaces", existence.len(), MOST_SPACES),
-            ("views", view.len(), MOST_VIEWS),
-            ("actions", action.len(), MOST_VIEWS),
+            ("counter spaces", counter.len(), MAX_SPACES),
+            ("existence spaces", existence.len(), MAX_SPACES),
+            ("views", view.len(), MAX_VIEWS),
+            ("actions", action.len(), MAX_VIEWS),
         ] {
             if number > most {
                 return Err(format!("there may be {most} {what}"));

@@ -9,11 +9,11 @@ use super::{Action, Counter, Existence, Options, View};
 /// left.
 pub fn views(counters: &[Counter], existences: &[Existence]) -> Vec<View> {
     let views = Options::default().view.into_iter();
-    views.filter_map(|view| what_is_there(view, counters, existences)).collect()
+    views.filter_map(|view| without_missing(view, counters, existences)).collect()
 }
 
 /// Removes missing counters and flags from a view. Returns `None` if no counter is left.
-pub fn what_is_there(view: View, counters: &[Counter], existences: &[Existence]) -> Option<View> {
+pub fn without_missing(view: View, counters: &[Counter], existences: &[Existence]) -> Option<View> {
     let mut view = view;
     view.counters.retain(|counter| has_counter(counters, counter));
     view.flags.retain(|flag| has_flag(existences, flag));

@@ -114,7 +114,7 @@ pub enum Expire {
 /// Behaviour of an action on an id below the horizon, whose flags are unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum BelowHorizon {
+pub enum RecycledIds {
     /// The action changes nothing and returns nil.
     Refuse,
     /// The action changes the counters. The flag remains unknown.
@@ -312,8 +312,7 @@ section! {
         /// like is worse than one that counts twice. Only spaces with spill = false or
         /// keep_newest recycle.
         #[group = 2]
-        #[key = "recycled_ids"]
-        below_horizon: BelowHorizon = BelowHorizon::Refuse,
+        recycled_ids: RecycledIds = RecycledIds::Refuse,
         /// Whether the oldest flags move to disk when memory is short, a table at a time. A
         /// table has up to 8 million pairs with neighbouring ids. A flag on disk costs one disk
         /// read. With false the server recycles the oldest table: its flags become unknown
@@ -339,12 +338,10 @@ section! {
         #[with = "crate::options::units::bytes"]
         memory_limit_bytes: u64 = 0,
         /// Maximum number of unset pairs per table; each takes memory until a merge.
-        #[key = "max_unset"]
-        max_revoked: usize = 1 << 20,
+        max_unset: usize = 1 << 20,
         /// Maximum number of pairs whose ids are far above all others; they take more memory than
         /// others.
-        #[key = "max_outliers"]
-        max_aside: usize = 1 << 16,
+        max_outliers: usize = 1 << 16,
         /// Maximum number of ids that TM.FORGET has removed; 32 to 64 bytes each.
         max_forgotten: usize = 1 << 18,
         /// Maximum distance of a new id above the highest one; a higher id gets "ERR key too
@@ -448,7 +445,7 @@ impl Options {
     }
 
     /// Maximum number of tokens that the server remembers.
-    pub(crate) fn most_tokens(&self) -> usize {
+    pub(crate) fn max_tokens(&self) -> usize {
         let most = self.memory_bytes / KEPT_PART / TOKEN_BYTES;
         self.tokens.max_tokens.min(usize::try_from(most).unwrap_or(usize::MAX))
     }

@@ -202,7 +202,7 @@ mod tests {
         let mut options = Options::default();
         for existence in &mut options.existence {
             let shape = Existence { seed: 7, pairs_per_table: 4000, ..existence.clone() };
-            *existence = Existence { false_positive_rate: 1e-7, max_aside: 1024, ..shape };
+            *existence = Existence { false_positive_rate: 1e-7, max_outliers: 1024, ..shape };
         }
         options.counter.iter_mut().for_each(|counter| counter.rows_per_table = 4096);
         options

@@ -69,7 +69,7 @@ fn config() -> Options {
         // Use small tables, so that a space has several, but too few for one to be recycled.
         existence.pairs_per_table = 200;
         // 64 outlier pairs open a range.
-        (existence.max_aside, existence.spill) = (1024, true);
+        (existence.max_outliers, existence.spill) = (1024, true);
     }
     config.existence[1].ledger = LedgerMode::Off;
     config.counter.iter_mut().for_each(|counter| counter.rows_per_table = 40);

@@ -24,7 +24,7 @@ fn options(ledger: LedgerMode) -> Options {
     let seen = Existence {
         pairs_per_table: 500,
         false_positive_rate: 1e-6,
-        max_aside: 1024,
+        max_outliers: 1024,
         seed: 7,
         spill: true,
         ledger,

@@ -194,7 +194,7 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
 /// open new tables, and every prefix of the log must contain the layout that its pairs need.
 #[test]
 fn a_range_that_opens_is_in_the_log() {
-    let here = Site::with(|existence| existence.max_aside = 2000);
+    let here = Site::with(|existence| existence.max_outliers = 2000);
     let disk = SimDisk::new(4);
     let mut log = new_log(&disk);
     (0..100).for_each(|id| here.like(1, id));

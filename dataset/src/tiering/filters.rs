@@ -299,7 +299,7 @@ mod tests {
             name: "liked".to_owned(),
             pairs_per_table: 400,
             max_tables: 2,
-            max_aside: 1024,
+            max_outliers: 1024,
             spill: true,
             ..Existence::default()
         }];

@@ -11,9 +11,9 @@ use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{FileEntry, NewFiles, Role, Store, Tag};
 
-/// A spill stops pausing when less than 1/`URGENT` of the margin below the memory limit is free.
+/// A spill stops pausing when less than 1/`URGENT_PART` of the margin below the memory limit is free.
 /// Writers start to wait when half of that is free.
-const URGENT: u64 = 2;
+const URGENT_PART: u64 = 2;
 
 pub(crate) fn out_of_space(store: &Store) -> store::Error {
     let source =
@@ -82,7 +82,7 @@ impl<'a> SpillContext<'a> {
     pub(crate) fn is_urgent(&self) -> bool {
         let is_nearly_full = |space: &CounterSpace| {
             let limit = space.memory_limit_bytes();
-            space.spills() && space.memory_bytes() > limit - space.spare(limit) / URGENT
+            space.spills() && space.memory_bytes() > limit - space.spare(limit) / URGENT_PART
         };
         self.live().is_none_or(|live| {
             live.snapshots.is_awaited() || has_waiters_for_space(&live, is_nearly_full)

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use store::time;
 
 /// Maximum sleep between two checks for waiting writers.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const WAITER_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Rate limit for a file operation.
 pub struct IoThrottle<'a> {
@@ -32,7 +32,7 @@ impl<'a> IoThrottle<'a> {
             if left.is_zero() || (self.has_waiters)() {
                 return;
             }
-            time::sleep(left.min(LOOK_EVERY));
+            time::sleep(left.min(WAITER_POLL_INTERVAL));
         }
     }
 

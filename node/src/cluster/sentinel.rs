@@ -15,7 +15,7 @@ pub type Place = (String, u16);
 
 /// A Sentinel's view of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct SentinelReply {
     /// Configuration epoch of the shard.
     pub epoch: u64,
     /// Address of the master.
@@ -27,7 +27,7 @@ pub struct Said {
 /// Views of all Sentinels, by Sentinel and shard.
 #[derive(Default)]
 pub struct Sentinels {
-    said: BTreeMap<(usize, usize), Said>,
+    said: BTreeMap<(usize, usize), SentinelReply>,
 }
 
 /// Parses `host:port` or `[host]:port`.
@@ -91,7 +91,7 @@ pub fn id_of((host, port): &Place) -> String {
 impl Sentinels {
     /// Records a Sentinel's view of a shard. Returns false if the view is older than the previous
     /// one of this Sentinel.
-    pub fn hear(&mut self, sentinel: usize, shard: usize, said: Said) -> bool {
+    pub fn hear(&mut self, sentinel: usize, shard: usize, said: SentinelReply) -> bool {
         let known = self.said.entry((sentinel, shard)).or_insert_with(|| said.clone());
         let is_older = known.epoch > said.epoch;
         if !is_older {
@@ -102,7 +102,7 @@ impl Sentinels {
 
     /// Returns the master that most Sentinels name in the highest epoch. In a tie the current
     /// master wins.
-    fn of_shard(&self, shard: usize, now: Option<&Place>) -> Option<Said> {
+    fn of_shard(&self, shard: usize, now: Option<&Place>) -> Option<SentinelReply> {
         let said = || self.said.iter().filter(|((_, of), _)| *of == shard).map(|(_, said)| said);
         let epoch = said().map(|said| said.epoch).max()?;
         let mut votes: BTreeMap<&Place, usize> = BTreeMap::new();
@@ -113,7 +113,7 @@ impl Sentinels {
         let of_it = newest().filter(|said| said.master == *master);
         let replicas: BTreeSet<Place> = of_it.flat_map(|said| said.replicas.clone()).collect();
         let replicas = replicas.into_iter().filter(|place| place != master).collect();
-        Some(Said { epoch, master: master.clone(), replicas })
+        Some(SentinelReply { epoch, master: master.clone(), replicas })
     }
 
     /// Returns the topology if it differs from `now`. Also returns `None` if a shard has no view,
@@ -160,8 +160,8 @@ mod tests {
         ("127.0.0.1".to_owned(), port)
     }
 
-    fn said(epoch: u64, master: u16, replica: u16) -> Said {
-        Said { epoch, master: at(master), replicas: vec![at(replica)] }
+    fn said(epoch: u64, master: u16, replica: u16) -> SentinelReply {
+        SentinelReply { epoch, master: at(master), replicas: vec![at(replica)] }
     }
 
     fn shards() -> Vec<Shard> {

@@ -58,7 +58,7 @@ pub enum Placed<'a> {
 /// Whether the arguments of a request identify all objects that it accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Reach {
+pub enum FootprintScope {
     /// The request accesses only the objects named by its keys and ids.
     Named,
     /// The objects are unknown, because the request scans the data or changes a schema.
@@ -140,13 +140,17 @@ impl<'a> Footprint<'a> {
     }
 
     /// Whether the arguments identify all objects that the request accesses.
-    pub fn reach(&self) -> Reach {
+    pub fn reach(&self) -> FootprintScope {
         let any = self.spec.has(flag::READONLY) || self.spec.may_write(self.args);
-        if self.keys == KeyArgs::None && any { Reach::Everything } else { Reach::Named }
+        if self.keys == KeyArgs::None && any {
+            FootprintScope::Everything
+        } else {
+            FootprintScope::Named
+        }
     }
 
     /// Calls `each` for each id of the request.
-    pub fn ids(&self, mut each: impl FnMut(u64)) -> Reach {
+    pub fn ids(&self, mut each: impl FnMut(u64)) -> FootprintScope {
         // Id 0 represents the cursors of consumer groups.
         if self.spec.group == "stream" && self.spec.has(flag::WRITE) {
             each(0);
@@ -287,8 +291,10 @@ impl<'a> Footprint<'a> {
             Named::Pairs(space) => each(at, Touch::Pair(space, id, Some(member()))),
             Named::View(view) => each(at, Touch::Shown(view, id, member())),
             Named::RowsAndPairs(space) => {
-                self.engines.rows_beside(space).for_each(|rows| each(at, Touch::Row(rows, id)));
-                let flags = self.engines.flags_beside(space);
+                self.engines
+                    .related_counter_spaces(space)
+                    .for_each(|rows| each(at, Touch::Row(rows, id)));
+                let flags = self.engines.related_existence_spaces(space);
                 flags.for_each(|flags| each(at, Touch::Pair(flags, id, None)));
             }
             Named::Flags(space) => each(at, Touch::Pair(space, id, None)),
@@ -359,9 +365,11 @@ impl<'a> Footprint<'a> {
                 let (flags, counters) = engines.spaces_of(action);
                 counters.cold_end().max(of_pairs(flags))
             }
-            Named::RowsAndPairs(space) => {
-                engines.rows_beside(space).map(|space| space.cold_end()).max().unwrap_or(0)
-            }
+            Named::RowsAndPairs(space) => engines
+                .related_counter_spaces(space)
+                .map(|space| space.cold_end())
+                .max()
+                .unwrap_or(0),
             // The command reads no cold pairs.
             Named::Flags(_) => 0,
             Named::View(view) => {

@@ -47,8 +47,8 @@ pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fm
     let calls: Vec<_> = sums.iter().map(|(name, sums)| (("command", *name), sums)).collect();
     write_all(COMMANDS, encoder, &calls)?;
     let durations = sums.iter().map(|(name, sums)| {
-        let (sum, classes) = sums.timed_classes();
-        (("command", *name), Durations { sum, classes })
+        let (sum, buckets) = sums.timed_classes();
+        (("command", *name), Durations { sum, buckets })
     });
     DURATION.write(encoder, &durations.collect::<Vec<_>>())?;
     let errors = node.calls.errors();

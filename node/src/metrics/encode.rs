@@ -85,7 +85,7 @@ pub(super) struct Durations {
     pub(super) sum: f64,
     /// Buckets of the histogram: the upper bound, and the number of durations between the previous
     /// bound and this one.
-    pub(super) classes: Vec<(f64, u64)>,
+    pub(super) buckets: Vec<(f64, u64)>,
 }
 
 pub(super) struct Distribution {
@@ -117,14 +117,14 @@ impl Distribution {
         let mut out =
             encoder.encode_descriptor(self.name, self.help, Some(&Suffix::Seconds), kind)?;
         for (labels, durations) in samples {
-            let count = durations.classes.iter().map(|class| class.1).sum();
-            let (sum, classes) = (durations.sum, &durations.classes);
+            let count = durations.buckets.iter().map(|class| class.1).sum();
+            let (sum, buckets) = (durations.sum, &durations.buckets);
             match labels.label() {
-                None => out.encode_histogram::<NoLabelSet>(sum, count, classes, None)?,
+                None => out.encode_histogram::<NoLabelSet>(sum, count, buckets, None)?,
                 Some(label) => {
                     let labels = [label];
                     out.encode_family(&labels)?
-                        .encode_histogram::<NoLabelSet>(sum, count, classes, None)?;
+                        .encode_histogram::<NoLabelSet>(sum, count, buckets, None)?;
                 }
             }
         }

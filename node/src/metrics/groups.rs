@@ -15,13 +15,13 @@ pub(super) const GROUPS: &[&[SampleMetric]] =
 
 /// Returns a histogram whose buckets have powers of two as upper bounds, in microseconds.
 fn by_powers_of_two(counts: impl Iterator<Item = u64>, sum: f64) -> Durations {
-    let mut classes: Vec<(f64, u64)> =
+    let mut buckets: Vec<(f64, u64)> =
         counts.enumerate().map(|(bit, count)| ((1u64 << bit) as f64 / 1e6, count)).collect();
     // The last bucket has no upper bound.
-    if let Some(last) = classes.last_mut() {
+    if let Some(last) = buckets.last_mut() {
         last.0 = f64::INFINITY;
     }
-    Durations { sum, classes }
+    Durations { sum, buckets }
 }
 
 type ReadDurations = fn(&Sample) -> Durations;

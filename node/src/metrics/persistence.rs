@@ -2,7 +2,7 @@
 
 use super::metric::Kind::{Counter, Gauge};
 use super::sample::{SampleMetric, field, metric_without_field};
-use crate::roles::backup_state::{Fate, Kept};
+use crate::roles::backup_state::{BackupOutcome, Kept};
 
 /// Metrics of INFO's section Persistence.
 pub const PERSISTENCE: &[SampleMetric] = &[
@@ -96,7 +96,7 @@ pub const PERSISTENCE: &[SampleMetric] = &[
         "0 if the last backup failed.",
         |s| {
             let last = s.backups().last.as_ref();
-            (!last.is_some_and(|last| matches!(last.fate, Fate::Failed(_)))).into()
+            (!last.is_some_and(|last| matches!(last.fate, BackupOutcome::Failed(_)))).into()
         },
     ),
     field(

@@ -13,7 +13,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Outcome of a backup.
 #[derive(Clone)]
-pub enum Fate {
+pub enum BackupOutcome {
     /// The backup is complete.
     Made {
         /// Files and log position of the backup.
@@ -27,13 +27,13 @@ pub enum Fate {
     Failed(Arc<str>),
 }
 
-impl Fate {
+impl BackupOutcome {
     /// Name in INFO and BACKUP STATUS.
     pub fn name(&self) -> &'static str {
         match self {
-            Fate::Made { .. } => "ok",
-            Fate::Stopped => "stopped",
-            Fate::Failed(_) => "err",
+            BackupOutcome::Made { .. } => "ok",
+            BackupOutcome::Stopped => "stopped",
+            BackupOutcome::Failed(_) => "err",
         }
     }
 }
@@ -44,7 +44,7 @@ pub struct Ended {
     /// Folder of the backup.
     pub folder: PathBuf,
     /// Outcome of the backup.
-    pub fate: Fate,
+    pub fate: BackupOutcome,
     /// End of the backup, in seconds since the Unix epoch.
     pub ended_s: u64,
     /// Duration of the backup.
@@ -181,20 +181,20 @@ impl Backups {
                     backup.bytes(),
                     took.as_secs_f64()
                 );
-                Fate::Made { backup: Arc::new(backup), copied }
+                BackupOutcome::Made { backup: Arc::new(backup), copied }
             }
             Err(_) if self.stopped.load(Relaxed) => {
                 tracing::info!("backup {}: cancelled", folder.display());
-                Fate::Stopped
+                BackupOutcome::Stopped
             }
             Err(error) => {
                 let why = format!("{error}. {}", error.advice_outside_data_folder());
                 tracing::error!("backup {}: failed: {why}", folder.display());
-                Fate::Failed(why.into())
+                BackupOutcome::Failed(why.into())
             }
         };
         let mut shared = self.shared.lock();
-        if let Fate::Made { .. } = fate {
+        if let BackupOutcome::Made { .. } = fate {
             shared.made_s = ended_s;
         }
         shared.last = Some(Ended { folder, fate, ended_s, took });

@@ -56,7 +56,7 @@ const IN_DOUBT: &str = "ERR the replica did not reply to the takeover request an
     the master. This node keeps retrying. Use REPLICAOF NO ONE to make this node the master anyway";
 
 /// Arguments of FAILOVER.
-pub struct Wanted {
+pub struct FailoverRequest {
     /// Address of the replica; `None` chooses the first replica that has caught up.
     pub to: Option<Master>,
     /// Whether `to` takes over after the timeout even if it has not caught up.
@@ -333,7 +333,7 @@ impl Drop for TakeOverRequest<'_> {
 /// Starts a failover. The caller has validated the arguments. Returns false if another failover or
 /// role change is in progress. Returns `None` if a role is being written to disk and `may_wait` is
 /// false.
-pub fn begin(node: &Arc<Node>, wanted: Wanted, may_wait: bool) -> Option<bool> {
+pub fn begin(node: &Arc<Node>, wanted: FailoverRequest, may_wait: bool) -> Option<bool> {
     let failover = &node.replication.failover;
     let _one =
         if may_wait { failover.order_lock.lock() } else { failover.order_lock.try_lock()? };
@@ -347,7 +347,7 @@ pub fn begin(node: &Arc<Node>, wanted: Wanted, may_wait: bool) -> Option<bool> {
     Some(true)
 }
 
-async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
+async fn run(node: Arc<Node>, wanted: FailoverRequest, number: u64) {
     let failover = &node.replication.failover;
     let ended = failover.ended.notified();
     tokio::pin!(ended);
@@ -475,7 +475,7 @@ mod tests {
         let node = Host::new(Config::default(), Vec::new(), Stop::new()).node();
         let failover = &node.replication.failover;
         assert_eq!(
-            begin(&node, Wanted { to: None, force: false, timeout: None }, false),
+            begin(&node, FailoverRequest { to: None, force: false, timeout: None }, false),
             Some(true)
         );
         assert_eq!((failover.name(), node.pause.now()), ("waiting-for-sync", Paused::Writes));
@@ -498,7 +498,7 @@ mod tests {
             config.durability.dir = folder.path().to_path_buf();
             let node = Host::new(config, Vec::new(), Stop::new()).node();
             assert_eq!(
-                begin(&node, Wanted { to: None, force: false, timeout: None }, false),
+                begin(&node, FailoverRequest { to: None, force: false, timeout: None }, false),
                 Some(true)
             );
             if is_stopped {

@@ -159,7 +159,7 @@ impl ReplicaHost for ReplicaContext {
         applied.map(|()| true)
     }
 
-    fn drops(&mut self, from: u64) -> Result<(), store::Error> {
+    fn save_dropped_batches(&mut self, from: u64) -> Result<(), store::Error> {
         let end = self.log.written();
         let Some(kept) = salvage::keep(&self.node, from, end)? else { return Ok(()) };
         tracing::warn!(

@@ -20,11 +20,11 @@ const SAMPLED: u64 = 64;
 /// Maximum number of distinct error codes. The server has fewer, and clients cannot add any.
 const MAX_ERRORS: usize = 128;
 /// Number of histogram buckets: four per octave, from 64 ns to a minute.
-const CLASSES: usize = 4 * 30;
+const BUCKETS: usize = 4 * 30;
 /// Binary logarithm of the lower bound of the lowest bucket, in nanoseconds.
 const FIRST_BIT: usize = 6;
 
-type Histogram = [AtomicU64; CLASSES];
+type Histogram = [AtomicU64; BUCKETS];
 
 #[derive(Default)]
 struct Cell {
@@ -49,7 +49,7 @@ pub struct Calls {
 fn class_of(ns: u64) -> usize {
     let octave = (63 - (ns | 1).leading_zeros() as usize).max(FIRST_BIT);
     let quarter = (ns >> (octave - 2)) as usize & 3;
-    ((octave - FIRST_BIT) * 4 + quarter).min(CLASSES - 1)
+    ((octave - FIRST_BIT) * 4 + quarter).min(BUCKETS - 1)
 }
 
 /// Returns the exclusive upper bound of a histogram bucket, in nanoseconds.
@@ -102,7 +102,7 @@ impl Calls {
         cell.timed.add(1);
         cell.ns.add(ns);
         let histogram =
-            cell.histogram.get_or_init(|| Box::new([const { AtomicU64::new(0) }; CLASSES]));
+            cell.histogram.get_or_init(|| Box::new([const { AtomicU64::new(0) }; BUCKETS]));
         histogram[class_of(ns)].fetch_add(1, Relaxed);
     }
 
@@ -122,10 +122,10 @@ impl Calls {
 
 /// Returns a percentile of call durations in microseconds, with the precision of a histogram
 /// bucket; `None` without calls. `share` is between 0 and 1.
-pub fn percentile_us(classes: &[u64], share: f64) -> Option<f64> {
-    let wanted = ((classes.iter().sum::<u64>() as f64 * share).ceil() as u64).max(1);
+pub fn percentile_us(buckets: &[u64], share: f64) -> Option<f64> {
+    let wanted = ((buckets.iter().sum::<u64>() as f64 * share).ceil() as u64).max(1);
     let mut below = 0;
-    let class = classes.iter().position(|count| {
+    let class = buckets.iter().position(|count| {
         below += count;
         below >= wanted
     })?;
@@ -143,12 +143,12 @@ pub struct Sums {
     pub failed: u64,
     timed: u64,
     ns: u64,
-    classes: Vec<u64>,
+    buckets: Vec<u64>,
 }
 
 impl Sums {
     const ZERO_SUMS: Sums =
-        Sums { calls: 0, rejected: 0, failed: 0, timed: 0, ns: 0, classes: Vec::new() };
+        Sums { calls: 0, rejected: 0, failed: 0, timed: 0, ns: 0, buckets: Vec::new() };
 
     /// Whether all counts are 0.
     pub fn is_all_zero(&self) -> bool {
@@ -168,7 +168,7 @@ impl Sums {
     /// Returns a percentile in microseconds, with the precision of a histogram bucket; `None` if no
     /// call was timed.
     pub fn percentile_us(&self, share: f64) -> Option<f64> {
-        percentile_us(&self.classes, share)
+        percentile_us(&self.buckets, share)
     }
 
     /// Returns the cumulative number of calls by upper bound, which is a power of two of 1.024
@@ -178,7 +178,7 @@ impl Sums {
         let mut limit_us = 1u64;
         while before < self.timed && limit_us < 1 << 40 {
             let within = self
-                .classes
+                .buckets
                 .iter()
                 .enumerate()
                 .filter(|(class, _)| end_of(*class) <= limit_us << 10);
@@ -198,21 +198,21 @@ impl Sums {
     /// seconds. Bounds are 1.024 microseconds times powers of four, and infinity.
     pub(crate) fn timed_classes(&self) -> (f64, Vec<(f64, u64)>) {
         let limits_ns = (0..=10).map(|power| 1u64 << (10 + 2 * power));
-        let mut classes: Vec<(f64, u64)> = limits_ns.map(|ns| (ns as f64 / 1e9, 0)).collect();
-        classes.push((f64::INFINITY, 0));
-        for (class, count) in self.classes.iter().enumerate() {
+        let mut buckets: Vec<(f64, u64)> = limits_ns.map(|ns| (ns as f64 / 1e9, 0)).collect();
+        buckets.push((f64::INFINITY, 0));
+        for (class, count) in self.buckets.iter().enumerate() {
             let end_s = end_of(class) as f64 / 1e9;
-            let end_s = if class == CLASSES - 1 { f64::INFINITY } else { end_s };
-            if let Some(within) = classes.iter_mut().find(|within| end_s <= within.0) {
+            let end_s = if class == BUCKETS - 1 { f64::INFINITY } else { end_s };
+            if let Some(within) = buckets.iter_mut().find(|within| end_s <= within.0) {
                 within.1 += count;
             }
         }
-        (self.ns as f64 / 1e9, classes)
+        (self.ns as f64 / 1e9, buckets)
     }
 
     /// Returns the number of timed calls per histogram bucket; empty if no call was timed.
-    pub fn classes(&self) -> &[u64] {
-        &self.classes
+    pub fn buckets(&self) -> &[u64] {
+        &self.buckets
     }
 
     fn minus(mut self, base: &Sums) -> Sums {
@@ -221,7 +221,7 @@ impl Sums {
         self.failed -= base.failed;
         self.timed -= base.timed;
         self.ns -= base.ns;
-        self.classes.iter_mut().zip(&base.classes).for_each(|(count, base)| *count -= base);
+        self.buckets.iter_mut().zip(&base.buckets).for_each(|(count, base)| *count -= base);
         // As in Redis, a call that is running during the reset (CONFIG RESETSTAT itself, or its
         // EXEC) is counted after the reset.
         self.calls = self.calls.max(self.timed);
@@ -255,8 +255,8 @@ impl AllCalls {
             sums.timed += cell.timed.get();
             sums.ns = sums.ns.saturating_add(cell.ns.get());
             if let Some(histogram) = cell.histogram.get() {
-                sums.classes.resize(CLASSES, 0);
-                sums.classes
+                sums.buckets.resize(BUCKETS, 0);
+                sums.buckets
                     .iter_mut()
                     .zip(histogram.iter())
                     .for_each(|(sum, count)| *sum += count.load(Relaxed));
@@ -312,7 +312,7 @@ mod tests {
             assert!(ns < end_of(class), "{ns}");
             assert!(ns < 64 || class == 0 || ns >= end_of(class - 1), "{ns}");
         }
-        assert_eq!(class_of(u64::MAX), CLASSES - 1);
+        assert_eq!(class_of(u64::MAX), BUCKETS - 1);
     }
 
     #[test]
@@ -334,9 +334,9 @@ mod tests {
         assert_eq!(sums.percentile_us(0.5), Some(3.072));
         assert!((5000.0..6300.0).contains(&sums.percentile_us(0.999).unwrap()));
         assert_eq!(sums.distribution(), [(4, 941), (8192, 1000)]);
-        let (seconds, classes) = sums.timed_classes();
+        let (seconds, buckets) = sums.timed_classes();
         assert!((seconds - 0.005_048).abs() < 1e-9, "{seconds}");
-        let some: Vec<_> = classes.iter().filter(|class| class.1 > 0).collect();
+        let some: Vec<_> = buckets.iter().filter(|class| class.1 > 0).collect();
         assert_eq!(some, [&(4.096e-6, 16), &(16_777_216e-9, 1)]);
         assert_eq!(
             all.errors().into_iter().collect::<Vec<_>>(),

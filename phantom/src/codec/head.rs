@@ -78,7 +78,7 @@ impl Space {
         let lows: Vec<u64> = tables.iter().map(|stored| stored.low).collect();
         let later = tables.iter().filter(|stored| stored.is_later);
         let later: Vec<(u64, u64)> = later.map(StoredTable::range).collect();
-        let frontier = Frontier::restore(&ranges, options.max_ahead, options.max_aside);
+        let frontier = Frontier::restore(&ranges, options.max_ahead, options.max_outliers);
         frontier.follow(true);
         let parts = tables.into_iter().enumerate().map(|(i, stored)| {
             let last = lows.get(i + 1).map_or(u64::MAX, |next| next - 1);

@@ -6,7 +6,7 @@ fn options() -> Options {
         false_positive_rate: 0.001,
         pairs_per_table: 4000,
         max_tables: 100,
-        max_aside: 1 << 10,
+        max_outliers: 1 << 10,
         seed: 11,
         ..Options::default()
     }

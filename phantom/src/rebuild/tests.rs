@@ -34,7 +34,7 @@ impl List {
 }
 
 fn options(rate: f64) -> Options {
-    let bounds = Options { max_tables: 20, max_revoked: 1 << 16, ..Options::default() };
+    let bounds = Options { max_tables: 20, max_unset: 1 << 16, ..Options::default() };
     Options { false_positive_rate: rate, pairs_per_table: 8000, seed: 5, spill: true, ..bounds }
 }
 

@@ -309,7 +309,7 @@ fn bad_options_are_refused() {
     assert!(bad(|o| o.pairs_per_table = u64::MAX));
     assert!(bad(|o| o.max_tables = 1));
     assert!(bad(|o| o.max_tables = usize::MAX));
-    assert!(bad(|o| o.max_aside = 0));
+    assert!(bad(|o| o.max_outliers = 0));
 }
 
 /// Random invalid ids do not prevent tables for valid ids that jump ahead.
@@ -318,7 +318,7 @@ fn strays_anywhere_let_traffic_move_on() {
     let options = Options {
         pairs_per_table: 1000,
         memory_limit_bytes: Some(1 << 30),
-        max_aside: 500,
+        max_outliers: 500,
         seed: 1,
         ..Options::default()
     };
@@ -344,11 +344,11 @@ fn strays_anywhere_let_traffic_move_on() {
 }
 
 /// Returns a space with pairs near [`FIRST`] and `strays` outliers at the top of the id range.
-fn beside_strays(strays: u64, max_aside: usize) -> Space {
+fn beside_strays(strays: u64, max_outliers: usize) -> Space {
     let space = Space::new(Options {
         pairs_per_table: 20_000,
         memory_limit_bytes: Some(1 << 30),
-        max_aside,
+        max_outliers,
         seed: 1,
         ..Options::default()
     })
@@ -377,8 +377,8 @@ fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
 /// One id receives 30 % of the pairs, which is far more than the frontier counts for a single id.
 #[test]
 fn a_popular_id_keeps_no_traffic_out_of_the_tables() {
-    for (strays, max_aside) in [(600, 500), (70_000, 1 << 16)] {
-        let space = beside_strays(strays, max_aside);
+    for (strays, max_outliers) in [(600, 500), (70_000, 1 << 16)] {
+        let space = beside_strays(strays, max_outliers);
         let post = |i: u64| FIRST + (1 << 40) + if i % 10 < 3 { 7 } else { i / 10 };
         (0..30_000).for_each(|i| _ = add(&space, post(i), i));
         while space.maintain() {}
@@ -393,8 +393,8 @@ fn a_popular_id_keeps_no_traffic_out_of_the_tables() {
 /// A few ids far above all others stay outliers, and all writes to them succeed.
 #[test]
 fn few_ids_far_ahead_open_no_table() {
-    for (max_aside, ids) in [(500, 1), (500, 63), (1 << 16, 20)] {
-        let space = beside_strays(10, max_aside);
+    for (max_outliers, ids) in [(500, 1), (500, 63), (1 << 16, 20)] {
+        let space = beside_strays(10, max_outliers);
         let layout = space.layout();
         (0..100_000).for_each(|i| _ = add(&space, FIRST + (1 << 40) + i % ids, i));
         assert_eq!((space.layout(), space.outlier_pairs()), (layout, 100_010));
@@ -431,7 +431,7 @@ fn outlying_ids_are_refused_at_the_memory_limit() {
     let space = Space::new(Options {
         pairs_per_table: 20_000,
         memory_limit_bytes: Some(limit),
-        max_aside: 1000,
+        max_outliers: 1000,
         seed: 1,
         ..Options::default()
     })
@@ -571,18 +571,22 @@ fn the_horizon_passes_no_range_in_use() {
 /// A new space derives its frontier from its first pairs, even if these have few distinct ids.
 #[test]
 fn a_space_begins_however_few_pairs_may_be_aside() {
-    for max_aside in [1, 2, 10, 63, 64, 100, 1000, 5000] {
+    for max_outliers in [1, 2, 10, 63, 64, 100, 1000, 5000] {
         for posts in [1, 3, 30, 5000] {
-            for strays in [0, max_aside as u64 / 3, max_aside as u64 / 2] {
-                let options =
-                    Options { pairs_per_table: 20_000, max_aside, seed: 1, ..Options::default() };
+            for strays in [0, max_outliers as u64 / 3, max_outliers as u64 / 2] {
+                let options = Options {
+                    pairs_per_table: 20_000,
+                    max_outliers,
+                    seed: 1,
+                    ..Options::default()
+                };
                 let space = Space::new(options).expect("small tables");
                 (0..strays).for_each(|i| _ = add(&space, u64::MAX - i, i));
                 (0..10_000).for_each(|i| _ = add(&space, FIRST + i % posts, i));
                 assert_eq!(
                     space.highest_id(),
                     Some(FIRST + posts - 1),
-                    "{posts} posts, max_aside {max_aside}, {strays} strays"
+                    "{posts} posts, max_aside {max_outliers}, {strays} strays"
                 );
             }
         }
@@ -593,12 +597,13 @@ fn a_space_begins_however_few_pairs_may_be_aside() {
 /// regular id.
 #[test]
 fn a_space_begins_behind_an_aside_that_one_id_has_filled() {
-    for max_aside in [1, 2, 10, 63, 64, 100, 1000, 4000] {
-        let options = Options { pairs_per_table: 20_000, max_aside, seed: 1, ..Options::default() };
+    for max_outliers in [1, 2, 10, 63, 64, 100, 1000, 4000] {
+        let options =
+            Options { pairs_per_table: 20_000, max_outliers, seed: 1, ..Options::default() };
         let space = Space::new(options).expect("small tables");
-        (0..max_aside as u64).for_each(|i| _ = add(&space, u64::MAX, i));
+        (0..max_outliers as u64).for_each(|i| _ = add(&space, u64::MAX, i));
         (0..10_000).for_each(|i| _ = add(&space, FIRST + i, i));
-        assert_eq!(space.highest_id(), Some(FIRST + 9999), "{max_aside}");
+        assert_eq!(space.highest_id(), Some(FIRST + 9999), "{max_outliers}");
     }
 }
 

@@ -45,8 +45,8 @@ impl Run {
             max_tables: rng.usize(2..5),
             keep_tables: 0,
             spill: false,
-            max_revoked: rng.usize(50..2000),
-            max_aside: rng.usize(100..3000),
+            max_unset: rng.usize(50..2000),
+            max_outliers: rng.usize(100..3000),
             max_forgotten: rng.usize(10..500),
             max_ahead: None,
             first_id: 0,
@@ -243,7 +243,7 @@ impl Run {
             tables.iter().all(|table| table.expected_rate <= table.configured_rate),
             "{tables:#?}"
         );
-        assert!(tables.iter().all(|table| table.revoked <= self.options.max_revoked));
+        assert!(tables.iter().all(|table| table.revoked <= self.options.max_unset));
     }
 }
 

@@ -45,7 +45,7 @@ impl Traffic {
             pairs_per_table: 3000,
             max_tables: 4,
             max_ahead: seed.is_multiple_of(2).then_some(1 << 40),
-            max_aside: 2000,
+            max_outliers: 2000,
             first_id: 0,
             seed,
             ..Options::default()

@@ -87,7 +87,7 @@ impl ReplicaHost for ReplicaNode<'_> {
         read(self.map, body);
         Ok(true)
     }
-    fn drops(&mut self, from: u64) -> Result<(), Error> {
+    fn save_dropped_batches(&mut self, from: u64) -> Result<(), Error> {
         self.dropped.push(from);
         Ok(())
     }

@@ -94,7 +94,9 @@ impl<'a> Call<'a> {
     /// changes have almost no room in the log. Returns `None` if the request has to wait. EXEC
     /// reserves the batch before its first command
     /// ([`log_size::may_change_schema`](crate::commands::log_size::may_change_schema)).
-    pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::BatchReservation<'a, Mark>>> {
+    pub(crate) fn reserve_whole_batch(
+        &mut self,
+    ) -> Option<Option<store::BatchReservation<'a, Mark>>> {
         if self.session.in_exec { Some(None) } else { self.reserve(MAX_CHANGE_BYTES).map(Some) }
     }
 
@@ -102,7 +104,7 @@ impl<'a> Call<'a> {
     /// request is then executed again later.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Option<store::BatchReservation<'a, Mark>> {
         // Discards the result of an earlier wait.
-        self.session.suspension.come();
+        self.session.suspension.take_result();
         let node: &'a Arc<Node> = self.node.node();
         let reserved = node.durability.committer().reserve(bytes);
         if reserved.is_none() {
@@ -159,7 +161,7 @@ impl<'a> Call<'a> {
         &mut self,
         work: impl FnOnce(Now<'_>) -> SuspendResult + Send + 'static,
     ) -> Option<SuspendResult> {
-        let came = self.session.suspension.come();
+        let came = self.session.suspension.take_result();
         if came.is_none() {
             let node = self.node.node().clone();
             let work = apart(move || work(node.moment().now()));
@@ -174,7 +176,7 @@ impl<'a> Call<'a> {
     /// again when the log contains every acknowledged write. Inside a transaction that holds locks,
     /// a request never waits.
     pub(crate) fn may_show_offsets(&mut self) -> bool {
-        let is_second_run = self.session.suspension.come().is_some();
+        let is_second_run = self.session.suspension.take_result().is_some();
         let may_wait = !self.session.in_exec || self.session.may_suspend;
         if is_second_run || !may_wait || self.node.durability.has_logged() {
             return true;
@@ -190,7 +192,7 @@ impl<'a> Call<'a> {
     /// Runs `done` on another thread, then executes this request again.
     pub(crate) fn again_when(&mut self, done: impl FnOnce(&Node) + Send + 'static) {
         // Discards the result of an earlier wait.
-        self.session.suspension.come();
+        self.session.suspension.take_result();
         self.suspension(move |node| {
             done(&node);
             Ok(Vec::new())

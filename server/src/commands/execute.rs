@@ -36,7 +36,7 @@ pub(crate) fn execute(
     }
     let (args, told) = shape::split(found, args, session);
     let outcome = match checked(found, args, session.args_limit, session, node) {
-        Err(_) if session.is_parted.take() => {
+        Err(_) if session.spans_nodes.take() => {
             answer_in_parts(found, args, told, &mut reply, session, node, scratch)
         }
         Err(refusal) => {
@@ -66,7 +66,7 @@ pub(crate) fn execute(
     if session.suspension.is_second_run() {
         // The request was refused before its handler took the result of the wait. Discard the
         // result, so that the next command does not take it.
-        session.suspension.come();
+        session.suspension.take_result();
     }
     let fine = match outcome {
         Ok(()) => true,

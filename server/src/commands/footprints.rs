@@ -5,7 +5,7 @@ use dataset::catalogue::Catalogue;
 use dataset::commit::Durability;
 use dataset::engines::Engines;
 use dataset::options::Options;
-use node::command::footprint::{Footprint, Reach, Touch};
+use node::command::footprint::{Footprint, FootprintScope, Touch};
 use node::command::spec::{ALL_KEYS, KeyArgs};
 use node::command::table::find;
 use phantom::Member;
@@ -100,12 +100,12 @@ fn what_walks_or_changes_schemas_reaches_everything() {
     let engines =
         Engines::new(&options, &catalogue, Arc::new(Durability::new(options.fsync))).unwrap();
     for (request, reach) in [
-        ("KEYS *", Reach::Everything),
-        ("FLUSHALL", Reach::Everything),
-        ("DBSIZE", Reach::Everything),
-        ("PING", Reach::Named),
-        ("HGET post:7 like", Reach::Named),
-        ("FEED.GET home 42 7", Reach::Named),
+        ("KEYS *", FootprintScope::Everything),
+        ("FLUSHALL", FootprintScope::Everything),
+        ("DBSIZE", FootprintScope::Everything),
+        ("PING", FootprintScope::Named),
+        ("HGET post:7 like", FootprintScope::Named),
+        ("FEED.GET home 42 7", FootprintScope::Named),
     ] {
         let mut kept = RequestQueue::default();
         kept.push_words(&request.split(' ').collect::<Vec<_>>());

@@ -19,7 +19,7 @@ pub(crate) const TURN_ITEMS: usize = 512;
 pub(crate) const TURN_TESTS: usize = 4096;
 const TURN_TIME: Duration = Duration::from_millis(2);
 /// Number of items between two reads of the clock.
-pub(crate) const FEW: usize = 8;
+pub(crate) const ITEMS_PER_CLOCK_READ: usize = 8;
 
 impl Call<'_> {
     /// Checks the items of this handler call. [`Call::do_each`] executes items only after all of
@@ -104,7 +104,7 @@ impl Call<'_> {
         if self.step.begins_items() {
             (self.scratch.count, self.scratch.unreadable) = (0, None);
         }
-        let answer = self.do_each(items, FEW, |call, items| {
+        let answer = self.do_each(items, ITEMS_PER_CLOCK_READ, |call, items| {
             for item in items {
                 call.scratch.count += usize::from(work(call, item)?);
             }

@@ -16,7 +16,7 @@ use dataset::commit::MAX_CHANGE_BYTES;
 use dataset::engines::Engines;
 use dataset::log_records::VALUE_BYTES;
 use node::command::error::{Refusal, refuse};
-use node::command::footprint::{Footprint, Reach, Touch};
+use node::command::footprint::{Footprint, FootprintScope, Touch};
 use node::command::id_list::count_packed;
 use node::command::spec::flag;
 use node::command::table::find;
@@ -47,7 +47,7 @@ pub(crate) fn may_change_schema(engines: &Engines, args: Args<'_>) -> bool {
     let spec = find(args.at(0)).and_then(|(_, spec)| select(spec, args).ok());
     spec.is_some_and(|(spec, _)| {
         let reach = Footprint::new(spec, args, engines).reach();
-        spec.has(flag::WRITE) && reach == Reach::Everything
+        spec.has(flag::WRITE) && reach == FootprintScope::Everything
     })
 }
 

@@ -259,7 +259,7 @@ pub(crate) fn execute_turn(
         return false;
     }
     // Discard the result of a wait that the handler has not taken.
-    session.suspension.come();
+    session.suspension.take_result();
     let is_done = match answer {
         Ok(Answer::Done) => true,
         Ok(Answer::Continue(step)) => {

@@ -363,7 +363,7 @@ impl FailoverAsked {
                 Some(Master { host: host.clone(), port: fed.port })
             }
         };
-        match failover::begin(node, failover::Wanted { to, force, timeout }, may_wait) {
+        match failover::begin(node, failover::FailoverRequest { to, force, timeout }, may_wait) {
             Some(true) => tracing::info!("FAILOVER by {}", self.peer),
             Some(false) => return Err(is_late()),
             None => return Ok(false),

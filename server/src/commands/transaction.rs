@@ -26,7 +26,7 @@ use dataset::commit::MAX_CHANGE_BYTES;
 use dataset::engines::{Engines, KeyRef, WatchedState};
 use dataset::watch::Place;
 use node::command::error::Refusal;
-use node::command::footprint::{Footprint, Reach};
+use node::command::footprint::{Footprint, FootprintScope};
 use node::command::spec::{ALL_KEYS, ALWAYS, NO_KEYS, Outcome, flag};
 use node::command::table::find;
 use node::roles::node::Node;
@@ -183,7 +183,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         alone = Some(engines.exclusive(ids, reserved));
     }
     // Discard the result of the wait if a refused request has not taken it.
-    call.session.suspension.come();
+    call.session.suspension.take_result();
     call.session.client.queued.store(-1, Relaxed);
     let has_changed =
         |engines: &Engines| call.session.watched.values().any(|seen| engines.has_changed(seen));
@@ -248,7 +248,7 @@ fn execute_rest(
             break;
         }
         // Discard a result that the command has not taken.
-        call.session.suspension.come();
+        call.session.suspension.take_result();
         begun.done += 1;
     }
     (call.session.in_exec, call.session.may_suspend) = (false, false);
@@ -292,7 +292,8 @@ fn ids(
         }
         // Arguments that are not ids are options. The reply for a key outside all spaces does not
         // depend on data.
-        if Footprint::new(spec, args, engines).ids(|id| ids.push(id)) == Reach::Everything {
+        if Footprint::new(spec, args, engines).ids(|id| ids.push(id)) == FootprintScope::Everything
+        {
             return None;
         }
     }

@@ -8,7 +8,7 @@
 use crate::commands::turn::{Step, Turn};
 use crate::session::Session;
 use dataset::engines::Engines;
-use node::command::footprint::{Footprint, Reach};
+use node::command::footprint::{Footprint, FootprintScope};
 use node::command::spec::{KeyArgs, Spec, flag};
 use store::Ticket;
 
@@ -32,13 +32,13 @@ pub(crate) fn note(
 /// Returns the ticket that must be durable before the reply is sent.
 fn shown(spec: &Spec, turn: Turn<'_>, ids: &[u64], engines: &Engines) -> Ticket {
     let mut last = 0;
-    let mut note = |id| last = last.max(engines.sight(id));
+    let mut note = |id| last = last.max(engines.last_change(id));
     let reach = if matches!(spec.keys, KeyArgs::Ids(..)) && turn.step == Step::Whole {
         ids.iter().copied().for_each(note);
-        Reach::Named
+        FootprintScope::Named
     } else {
         Footprint::new(spec, turn.part, engines).ids(&mut note)
     };
     // The reply of a scan may depend on any change.
-    if reach == Reach::Everything { Ticket::MAX } else { last }
+    if reach == FootprintScope::Everything { Ticket::MAX } else { last }
 }

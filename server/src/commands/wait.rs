@@ -88,7 +88,7 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
 /// Fails if the connection has written on other nodes, because the replicas of this node do not
 /// receive those writes.
 fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
-    if call.session.wrote_elsewhere {
+    if call.session.wrote_to_other_nodes {
         return Err(refuse!(
             "ERR {what} does not cover other shards, and this connection changed ids of other \
              shards: send these changes and the wait to their master (RESET clears this)"

@@ -6,7 +6,7 @@ use super::health;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, View};
 use node::command::table::name_of;
 use node::metrics::{self, Sample, buffer_bytes};
-use node::roles::backup_state::{Fate, Kept, Status};
+use node::roles::backup_state::{BackupOutcome, Kept, Status};
 use node::roles::node::Node;
 use node::roles::{ConnectedReplica, LinkState};
 use node::runtime::clients::{Client, Kind};
@@ -59,8 +59,8 @@ pub(super) fn status(node: &Arc<Node>) -> Value {
 fn backup(status: &Status, node: &Node) -> Value {
     let last = status.last.as_ref();
     let error = last.and_then(|last| match &last.fate {
-        Fate::Failed(why) => Some(health::without_paths(node, why)),
-        Fate::Made { .. } | Fate::Stopped => None,
+        BackupOutcome::Failed(why) => Some(health::without_paths(node, why)),
+        BackupOutcome::Made { .. } | BackupOutcome::Stopped => None,
     });
     let log_error = match &status.kept {
         Kept::Failed(why) => Some(health::without_paths(node, why)),
@@ -137,7 +137,7 @@ pub(super) fn spaces(node: &Node) -> Value {
         json!({
             "name": action.name(),
             "flag": engines.flag_of(action).name(),
-            "counter": engines.moved_by(action),
+            "counter": engines.first_counter_name(action),
             "also": engines.further_counter_names(action, false),
             "member_counters": engines.further_counter_names(action, true),
         })

@@ -67,7 +67,7 @@ fn sums(node: &Node) -> Sums {
     Sums {
         at: Instant::now(),
         pages: page.calls,
-        page_classes: page.classes().to_vec(),
+        page_classes: page.buckets().to_vec(),
         writes: writes.map(|(number, _)| node.calls.sums(number).calls).sum(),
         commands: node.totals().commands,
         cold_reads: node.loaded().map_or(0, |e| e.cold.figures.reads.load(Relaxed)),
@@ -79,7 +79,7 @@ fn point(node: &Node, before: &Sums, now: &Sums) -> Point {
     // The difference is 0 if a counter has decreased, as after CONFIG RESETSTAT or a full sync.
     let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / seconds;
     let earlier = |class: usize| before.page_classes.get(class).copied().unwrap_or(0);
-    let classes: Vec<u64> =
+    let buckets: Vec<u64> =
         now.page_classes.iter().enumerate().map(|(i, n)| n.saturating_sub(earlier(i))).collect();
     Point {
         at_ms: unix_ms(),
@@ -87,7 +87,7 @@ fn point(node: &Node, before: &Sums, now: &Sums) -> Point {
         writes_per_s: rate(before.writes, now.writes),
         commands_per_s: rate(before.commands, now.commands),
         cold_reads_per_s: rate(before.cold_reads, now.cold_reads),
-        page_us: [0.5, 0.99, 0.999].map(|share| percentile_us(&classes, share)),
+        page_us: [0.5, 0.99, 0.999].map(|share| percentile_us(&buckets, share)),
         memory_bytes: node.loaded().map_or(0, |engines| engines.memory_bytes()),
     }
 }

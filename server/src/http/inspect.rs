@@ -150,9 +150,9 @@ fn origin_of(origin: Option<&counter::Origin>, field: Option<usize>) -> &'static
 
 /// Name of a flag's source.
 fn flag_from(origin: phantom::Origin) -> &'static str {
-    use phantom::Origin::{BelowHorizon, Filter, Outlier, Unset};
+    use phantom::Origin::{Filter, Outlier, RecycledIds, Unset};
     match origin {
-        BelowHorizon => "horizon",
+        RecycledIds => "horizon",
         Outlier => "outlier",
         Unset => "unset",
         Filter { is_cold: true, .. } => "cold",

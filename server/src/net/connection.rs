@@ -347,14 +347,14 @@ impl Connection {
             if wrote {
                 node.durability.wait_for_replies(ticket).await?;
             }
-            let come = match asked {
+            let take_result = match asked {
                 Some(asked) => asked.await,
                 None => LateReplies::default(),
             };
             if shown > 0 {
                 node.durability.settled(shown).await;
             }
-            Ok(come)
+            Ok(take_result)
         });
         let replies =
             self.processor.replies + usize::from(std::mem::take(&mut self.processor.session.later));
@@ -374,8 +374,8 @@ impl Connection {
         self.set_away(false);
         self.publish_sizes();
         match outcome {
-            Ok(come) => {
-                come.complete(&mut out);
+            Ok(take_result) => {
+                take_result.complete(&mut out);
                 if out.len() > self.processor.session.max_out_bytes {
                     self.processor.disconnect_for_output(&self.host);
                     return Err(());

@@ -78,7 +78,9 @@ impl Local {
     /// Inserts the missing parts into the replies if these parts have arrived.
     #[inline(never)]
     fn turn_end(&mut self, hold: &mut Later, cx: &mut Context<'_>) -> Poll<()> {
-        hold.as_mut().poll(cx).map(|come: LateReplies| come.complete(&mut self.turn.out))
+        hold.as_mut()
+            .poll(cx)
+            .map(|take_result: LateReplies| take_result.complete(&mut self.turn.out))
     }
 }
 

@@ -288,7 +288,7 @@ impl RequestLoop {
             }
             let (end, halt) = self.scan(buf, at, &mut turn.batch);
             let TurnBuffers { out, scratch, batch } = turn;
-            self.look_ahead(node, batch, buf);
+            self.prefetch_batch(node, batch, buf);
             for (index, request) in batch.iter().enumerate() {
                 // The previous request may have changed settings or users.
                 if self.is_outdated(&node) && !self.look_again(&node) {
@@ -369,7 +369,7 @@ impl RequestLoop {
     /// Prefetches memory for the requests of a batch. Prefetching does not speed up a batch with a
     /// single request.
     #[inline]
-    fn look_ahead(&self, node: Now<'_>, batch: &[Request], buf: &[u8]) {
+    fn prefetch_batch(&self, node: Now<'_>, batch: &[Request], buf: &[u8]) {
         if let Some(engines) = node.loaded()
             && batch.len() > 1
         {

@@ -137,9 +137,9 @@ pub(crate) struct Session {
     /// Whether the client is a cluster node that fetches parts of pages (see `cluster/gather.rs`).
     pub(crate) is_coordinator: bool,
     /// Whether the client has written to slots of other nodes through this node.
-    pub(crate) wrote_elsewhere: bool,
+    pub(crate) wrote_to_other_nodes: bool,
     /// Whether the current request is accepted and some of its ids belong to other nodes.
-    pub(crate) is_parted: Cell<bool>,
+    pub(crate) spans_nodes: Cell<bool>,
     /// Requests to other nodes that the replies of this iteration depend on.
     pub(crate) gathering: Option<Gathering>,
     /// Maximum number of arguments of a request.
@@ -184,8 +184,8 @@ impl Session {
             topology: None,
             reads_replica: false,
             is_coordinator: false,
-            wrote_elsewhere: false,
-            is_parted: Cell::new(false),
+            wrote_to_other_nodes: false,
+            spans_nodes: Cell::new(false),
             gathering: None,
             args_limit: usize::MAX,
             max_out_bytes: usize::MAX,

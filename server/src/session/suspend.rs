@@ -72,7 +72,7 @@ impl Suspension {
     }
 
     /// Takes the result of the work, if it is available.
-    pub(crate) fn come(&mut self) -> Option<SuspendResult> {
+    pub(crate) fn take_result(&mut self) -> Option<SuspendResult> {
         match std::mem::take(self) {
             Suspension::Away(mut told) => told.try_recv().ok(),
             Suspension::RunAgain => None,

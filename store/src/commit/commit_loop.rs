@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::committer::{Committer, SYNC_CLASSES, SyncPolicy};
+use super::committer::{Committer, SYNC_BUCKETS, SyncPolicy};
 use super::source::{Committed, Health, LoggedState, Ticket};
 use super::stripe::{Joined, Stripe, StripeGuard};
 use crate::batch::MAX_BODY_BYTES;
@@ -224,7 +224,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         stats.sync_us += us;
         stats.slowest_sync_us = stats.slowest_sync_us.max(us);
         let class = (u64::BITS - us.leading_zeros()) as usize;
-        stats.syncs_by_us[class.min(SYNC_CLASSES - 1)] += 1;
+        stats.syncs_by_us[class.min(SYNC_BUCKETS - 1)] += 1;
         Ok(())
     }
 
@@ -462,7 +462,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             }
             stripe.keys.extend_from_slice(&self.taken[start..end]);
             self.committer.set_dirty(index);
-            if stripe.keys.len() >= self.committer.options.crowded_keys {
+            if stripe.keys.len() >= self.committer.options.max_stripe_keys {
                 self.committer.crowded.store(true, Ordering::Relaxed);
             }
             start = end;

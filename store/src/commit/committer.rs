@@ -37,7 +37,7 @@ pub struct CommitOptions {
     /// Number of stripes (locks), a power of two. Default 1024.
     pub stripes: usize,
     /// Maximum number of distinct keys in a stripe before writes are held back (C5). Default 4096.
-    pub crowded_keys: usize,
+    pub max_stripe_keys: usize,
     /// Maximum number of keys in all stripes before writes are held back (C5). Stripes with few
     /// keys do not count. Default 262,144, about 16 MiB, plus up to 8 MiB in stripes with few keys.
     pub queued_keys: usize,
@@ -57,7 +57,7 @@ impl Default for CommitOptions {
         CommitOptions {
             policy: SyncPolicy::EverySecond,
             stripes: 1024,
-            crowded_keys: 4096,
+            max_stripe_keys: 4096,
             queued_keys: 256 << 10,
             gather: Duration::from_millis(50),
             batch_bytes: 1 << 20,
@@ -132,12 +132,12 @@ pub struct CommitStats {
     /// Total duration of all syncs, in microseconds.
     pub sync_us: u64,
     /// Number of syncs shorter than 2^n microseconds.
-    pub syncs_by_us: [u64; SYNC_CLASSES],
+    pub syncs_by_us: [u64; SYNC_BUCKETS],
 }
 
 /// Length of [`CommitStats::syncs_by_us`]. The last bucket counts all syncs that took longer than
 /// four seconds.
-pub(super) const SYNC_CLASSES: usize = 24;
+pub(super) const SYNC_BUCKETS: usize = 24;
 
 impl<K> std::fmt::Debug for Committer<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -383,7 +383,7 @@ impl<K: Copy + Ord> Committer<K> {
     /// seen each stripe unlocked, and waits for [`Committer::ticket`], which covers the changes of
     /// that writer. Meaningful only under `always`.
     #[inline]
-    pub fn sight(&self, hash: u64) -> Ticket {
+    pub fn last_change(&self, hash: u64) -> Ticket {
         let round = self.visibility_table.last_change(hash);
         if round <= self.synced().max(self.failed()) { 0 } else { round }
     }

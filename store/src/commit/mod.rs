@@ -24,7 +24,7 @@
 //! - **C4** A failed round loses nothing. The next round collects its keys and reads their state
 //!   again.
 //! - **C5** The number of pending keys is bounded. [`Committer::is_crowded`] returns true above
-//!   [`CommitOptions::crowded_keys`] in a stripe or [`CommitOptions::queued_keys`] in total, or
+//!   [`CommitOptions::max_stripe_keys`] in a stripe or [`CommitOptions::queued_keys`] in total, or
 //!   while large atomic groups are pending. The server then holds back writes.
 //! - **C6** All keys marked under one [`Exclusive`] guard share one batch, and no other writer
 //!   changes the guard's stripes until the guard is dropped. If the guard marked keys in several
@@ -40,7 +40,7 @@
 //!   without a sufficient reservation is split, down to the units that
 //!   [`LoggedState::may_split_between`] keeps together. A retry of an oversized batch would loop
 //!   forever.
-//! - **C9** Under `always`, a reader of a changed id learns from [`Committer::sight`] which round
+//! - **C9** Under `always`, a reader of a changed id learns from [`Committer::last_change`] which round
 //!   its reply must wait for (`visibility.rs`).
 //!
 //! A writer locks its stripe for the duration of its change. The commit thread locks a stripe while

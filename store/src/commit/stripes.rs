@@ -73,7 +73,7 @@ pub struct WriteGuard<'a, K> {
     index: usize,
     /// With `always`: the [`VisibilityTable`](super::visibility::VisibilityTable) entry of the id,
     /// and its previous value.
-    sight: Option<(&'a AtomicU64, Ticket)>,
+    last_change: Option<(&'a AtomicU64, Ticket)>,
     has_marked: bool,
     affects_all_ids: bool,
 }
@@ -196,16 +196,16 @@ impl<K> Drop for WriteGuard<'_, K> {
     /// Runs under the stripe's lock, so the marks are in this round or an earlier one.
     #[inline]
     fn drop(&mut self) {
-        if self.sight.is_none() && !self.affects_all_ids {
+        if self.last_change.is_none() && !self.affects_all_ids {
             return;
         }
         let round = self.committer.round.load(Ordering::SeqCst);
-        if let Some((sight, before)) = self.sight {
+        if let Some((last_change, before)) = self.last_change {
             if self.has_marked {
-                sight.store(round, Ordering::Release);
-            } else if sight.load(Ordering::Relaxed) == CHANGING {
+                last_change.store(round, Ordering::Release);
+            } else if last_change.load(Ordering::Relaxed) == CHANGING {
                 // If the entry has another value, a nested guard has changed the id.
-                sight.store(before, Ordering::Release);
+                last_change.store(before, Ordering::Release);
             }
         }
         if self.affects_all_ids {
@@ -257,7 +257,7 @@ impl<K: Copy + Ord> Committer<K> {
         // Wraps around if the number of keys has decreased.
         let more = keys.wrapping_sub(std::mem::replace(&mut stripe.counted, keys));
         let queued = self.queued.fetch_add(more, Ordering::Relaxed).wrapping_add(more);
-        let most = if stripe.joined { JOINED_KEYS } else { self.options.crowded_keys };
+        let most = if stripe.joined { JOINED_KEYS } else { self.options.max_stripe_keys };
         if keys >= most || queued >= self.options.queued_keys {
             self.crowded.store(true, Ordering::Relaxed);
             self.wake_commit_thread();
@@ -277,13 +277,13 @@ impl<K: Copy + Ord> Committer<K> {
             "a writer that holds several stripes must not lock another"
         );
         let stripe = self.stripes[index].lock.lock();
-        let sight =
+        let last_change =
             (self.policy() == SyncPolicy::Always).then(|| self.visibility_table.begin(hash));
         WriteGuard {
             committer: self,
             stripe,
             index,
-            sight,
+            last_change,
             has_marked: false,
             affects_all_ids: false,
         }

@@ -4,7 +4,7 @@
 //! Other clients see a change as soon as it is made, before its round is synced. Under `always` no
 //! reply may show data that a power cut could destroy. After it has read an id, a reader therefore
 //! looks up the round of the id's last change, and delays the reply until that round is synced. A
-//! hash assigns each id to one of [`SIGHTS`] groups, and a table stores the round of the last
+//! hash assigns each id to one of [`ID_GROUPS`] groups, and a table stores the round of the last
 //! change in each group. If there are only a few dozen changes between two syncs, a reader of an
 //! unchanged id rarely has to wait.
 //!
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use super::source::Ticket;
 
 /// Number of groups of ids, a power of two. The table takes 512 KiB.
-const SIGHTS: usize = 1 << 16;
+const ID_GROUPS: usize = 1 << 16;
 
 /// Value of a group while a writer changes one of its ids: the round number is not known yet.
 pub(super) const CHANGING: Ticket = Ticket::MAX;
@@ -35,7 +35,7 @@ pub(super) struct VisibilityTable {
 
 impl VisibilityTable {
     pub(super) fn new(stripes: usize) -> VisibilityTable {
-        let groups = (0..SIGHTS.max(stripes)).map(|_| AtomicU64::new(0)).collect();
+        let groups = (0..ID_GROUPS.max(stripes)).map(|_| AtomicU64::new(0)).collect();
         VisibilityTable { groups, all: AtomicU64::new(0) }
     }
 
@@ -46,12 +46,12 @@ impl VisibilityTable {
     /// Marks an id as about to change. Returns the entry of its group, and the previous value.
     #[inline]
     pub(super) fn begin(&self, hash: u64) -> (&AtomicU64, Ticket) {
-        let sight = self.of(hash);
-        let before = sight.load(Ordering::Relaxed);
-        sight.store(CHANGING, Ordering::Relaxed);
+        let last_change = self.of(hash);
+        let before = last_change.load(Ordering::Relaxed);
+        last_change.store(CHANGING, Ordering::Relaxed);
         // A reader that sees a later change also sees the store above.
         fence(Ordering::Release);
-        (sight, before)
+        (last_change, before)
     }
 
     /// Returns the round of the last change of this id or of all ids.

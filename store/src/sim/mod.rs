@@ -66,7 +66,7 @@ impl SimDisk {
 
     /// Sets a hook that runs at the beginning of each sync, without locks held. The hook simulates
     /// concurrent activity during a slow sync.
-    pub fn set_meanwhile(&self, others: impl Fn() + Send + Sync + 'static) {
+    pub fn set_sync_hook(&self, others: impl Fn() + Send + Sync + 'static) {
         self.state.lock().meanwhile.0 = Some(Arc::new(others));
     }
 

@@ -121,7 +121,7 @@ impl Machine {
     fn read(&self, world: &mut World) {
         let key = world.random.usize(0..KEYS);
         let seen = self.engine.counters[key].load(Ordering::Acquire) as usize;
-        let round = self.committer.sight(key as u64);
+        let round = self.committer.last_change(key as u64);
         assert!(round < Ticket::MAX, "no turn is in progress");
         // Changes of a failed round are visible, but not reported as safe.
         if round > 0 || self.committer.synced() >= self.committer.failed() {
@@ -200,7 +200,7 @@ fn run(seed: u64) -> Ended {
         ..Faults::default()
     });
     let during = Arc::downgrade(&machine);
-    disk.set_meanwhile(move || {
+    disk.set_sync_hook(move || {
         let Some(machine) = during.upgrade() else { return };
         let takes = {
             let world = &mut *machine.world.lock();
@@ -235,7 +235,7 @@ fn run(seed: u64) -> Ended {
     // The process ends before any further operation.
     let left = if is_kill { disk.kill() } else { disk.power_cut() };
     left.set_faults(Faults::default());
-    left.set_meanwhile(|| ());
+    left.set_sync_hook(|| ());
     let mut found = [0usize; KEYS];
     open(&left, options)
         .unwrap()

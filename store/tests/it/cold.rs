@@ -307,7 +307,7 @@ fn files_stay_while_either_manifest_may_be_on_disk() {
         let fail = || {
             let faults = Faults { sync_dir_error: 1024, ..Faults::default() };
             let other = disk.clone();
-            disk.set_meanwhile(move || other.set_faults(faults));
+            disk.set_sync_hook(move || other.set_faults(faults));
         };
         if is_snapshot {
             let mut snapshot = store.begin_snapshot(log.durable());
@@ -323,7 +323,7 @@ fn files_stay_while_either_manifest_may_be_on_disk() {
             // Delete the new file, as the server does after a failed publication.
             store.discard(&[new]);
         }
-        disk.set_meanwhile(|| ());
+        disk.set_sync_hook(|| ());
         disk.set_faults(Faults::default());
         store.trim().unwrap();
         drop((log, store));

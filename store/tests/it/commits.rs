@@ -309,7 +309,7 @@ fn a_full_disk_refuses_and_then_goes_on_with_nothing_lost() {
 fn keys_that_wait_are_bounded_in_all_stripes_together() {
     let options = CommitOptions {
         policy: SyncPolicy::No,
-        crowded_keys: 512,
+        max_stripe_keys: 512,
         queued_keys: 1024,
         ..always(16)
     };
@@ -429,7 +429,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     let meeting = Meeting::new(10, always(4));
     let (disk, committer) = (&meeting.disk, &meeting.committer);
     let mut thread = meeting.by_hand();
-    let sights = || [1, 5, 2].map(|id| committer.sight(id));
+    let sights = || [1, 5, 2].map(|id| committer.last_change(id));
     assert_eq!(sights(), [0; 3]);
 
     // While a change is in progress, its round is unknown.
@@ -493,9 +493,9 @@ fn a_new_policy_holds_for_what_is_read_from_then_on() {
     meeting.add(1);
     thread.round().unwrap();
     assert!(committer.durable() > committer.synced(), "written, not synced");
-    assert_eq!(committer.sight(1), 0, "no client was promised anything");
+    assert_eq!(committer.last_change(1), 0, "no client was promised anything");
     committer.set_policy(SyncPolicy::Always);
-    assert!(committer.sight(1) > committer.synced());
+    assert!(committer.last_change(1) > committer.synced());
     thread.round().unwrap();
-    assert_eq!(committer.sight(1), 0);
+    assert_eq!(committer.last_change(1), 0);
 }

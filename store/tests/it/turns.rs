@@ -58,7 +58,7 @@ fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -
     let mut shown = vec![0; engine.counters.len()];
     for key in (0..shown.len()).cycle() {
         let value = engine.counters[key].load(Ordering::Acquire);
-        let round = committer.sight((key % pairs) as u64);
+        let round = committer.last_change((key % pairs) as u64);
         while committer.synced() < round && committer.failed() == 0 && round < u64::MAX {
             std::thread::yield_now();
         }

@@ -42,7 +42,7 @@ fn unlike_beyond_max_revoked_changes_no_flag_or_counter() {
     // Only spaces without a ledger have this limit.
     let server = TestServer::with(|config| {
         let liked = &mut config.existence[0];
-        (liked.max_revoked, liked.ledger) = (20, LedgerMode::Off);
+        (liked.max_unset, liked.ledger) = (20, LedgerMode::Off);
     });
     let c = &mut server.connection();
     settle(c, "liked");

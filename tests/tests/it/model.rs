@@ -31,8 +31,8 @@ fn tiny() -> Options {
         (existence.spill, existence.max_tables) = (false, 5);
         existence.ledger = LedgerMode::Off;
         existence.false_positive_rate = RATE;
-        existence.max_revoked = 100_000;
-        existence.max_aside = 100_000;
+        existence.max_unset = 100_000;
+        existence.max_outliers = 100_000;
         existence.max_forgotten = 100_000;
         existence.seed = 7;
         existence.memory_limit_bytes = 1 << 30;

@@ -206,14 +206,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             sum(|t| t.probes_mean * t.rows as f64),
             tables.iter().map(|t| t.probes_p99).max().unwrap_or(0),
             tables.iter().map(|t| t.probes_max).max().unwrap_or(0),
-            100.0 * sum(|t| t.past_share * t.rows as f64)
+            100.0 * sum(|t| t.overflow_probe_share * t.rows as f64)
         );
         // A lookup of a missing id probes the next bucket with probability p (the bucket has an
         // overflow mark), for at most seven buckets.
         let miss = |p: f64| (0..7).map(|k| p.powi(k)).sum::<f64>();
         println!(
             "  a miss reads {:.3} buckets",
-            sum(|t| t.rows as f64 * t.past_share).clamp(0.0, 0.99).pipe(miss)
+            sum(|t| t.rows as f64 * t.overflow_probe_share).clamp(0.0, 0.99).pipe(miss)
         );
     };
     println!(

@@ -92,7 +92,7 @@ fn is_saving(client: &mut Client) -> io::Result<bool> {
 }
 
 /// Runs `dd`, which generates and writes `bytes` random bytes.
-fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
+fn run_dd(args: &Args, bytes: u64) -> io::Result<()> {
     let folder = args.place.folder()?;
     let of = format!("of={}", folder.path().join("stranger").display());
     let count = format!("count={}", bytes.div_ceil(2 << 20));
@@ -188,7 +188,7 @@ fn control(
         seen.extra.push(most - before);
         enter(FOREIGN_WRITE_PHASE);
         std::thread::scope(|s| {
-            let dd = s.spawn(|| stranger(args, server.bytes_of(files)));
+            let dd = s.spawn(|| run_dd(args, server.bytes_of(files)));
             watch(&mut |_| dd.is_finished())?;
             dd.join().map_err(|_| io::Error::other("dd's thread panicked"))?
         })?;

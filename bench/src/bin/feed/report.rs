@@ -227,7 +227,7 @@ impl Report {
     }
 
     /// Returns the ratios of the cell's CPU efficiency to that of PING or ECHO on the same server.
-    pub(crate) fn of_ceiling(&self, cell: &Cell, what: &str) -> Option<Spread> {
+    pub(crate) fn ratio_to_upper_bound(&self, cell: &Cell, what: &str) -> Option<Spread> {
         let server = cell.subject.split(' ').next()?;
         Some(cell.over(self.find(
             server,
@@ -256,12 +256,12 @@ impl Report {
             (
                 "no pipeline, relative to PING",
                 0.8,
-                feed("read", 1).and_then(|cell| self.of_ceiling(cell, "ping")),
+                feed("read", 1).and_then(|cell| self.ratio_to_upper_bound(cell, "ping")),
             ),
             (
                 "no pipeline, relative to an ECHO of equal size",
                 0.9,
-                feed("read", 1).and_then(|cell| self.of_ceiling(cell, "echo")),
+                feed("read", 1).and_then(|cell| self.ratio_to_upper_bound(cell, "echo")),
             ),
             (
                 "no pipeline, times the strongest peer",

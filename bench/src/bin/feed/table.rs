@@ -114,7 +114,10 @@ fn cells(report: &Report, out: &mut String) -> fmt::Result {
     for cell in &report.cells {
         let text = |spread: Option<Spread>| spread.map_or(String::new(), |s| s.to_string());
         let (of_ping, of_echo) = match cell.what {
-            "read" => (report.of_ceiling(cell, "ping"), report.of_ceiling(cell, "echo")),
+            "read" => (
+                report.ratio_to_upper_bound(cell, "ping"),
+                report.ratio_to_upper_bound(cell, "echo"),
+            ),
             _ => (None, None),
         };
         let times = if cell.is_ours() && cell.load.size > 0 { report.times(cell) } else { None };

@@ -81,7 +81,7 @@ struct Process {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    Reach,
+    FootprintScope,
     Pause,
     CaughtUp,
     Adopt,
@@ -92,8 +92,8 @@ enum Stage {
 }
 
 const STAGES: [Stage; 8] = {
-    use Stage::{Adopt, Adopted, CaughtUp, Gave, Pause, Reach, Tell, Told};
-    [Reach, Pause, CaughtUp, Adopt, Adopted, Tell, Told, Gave]
+    use Stage::{Adopt, Adopted, CaughtUp, FootprintScope, Gave, Pause, Tell, Told};
+    [FootprintScope, Pause, CaughtUp, Adopt, Adopted, Tell, Told, Gave]
 };
 
 /// Event counts of one or several runs.

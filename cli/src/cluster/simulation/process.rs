@@ -301,7 +301,7 @@ impl HandoverSource for Own {
 
     async fn reach(&self, member: &Member) -> io::Result<Link> {
         let world = self.0.world();
-        world.stage(self.0.number, Stage::Reach).await;
+        world.stage(self.0.number, Stage::FootprintScope).await;
         let to = number_of(member.port).ok_or(io::ErrorKind::NotFound)?;
         let link = Link { world, from: self.0.number, to };
         match within(REPLY_TIMEOUT, link.ask(&["CLUSTERX", "MYID"])).await? {

@@ -264,21 +264,26 @@ fn letters(dir: &Path, messages_from: u64) -> BTreeSet<(u64, u64, u64)> {
 
 /// A fault that the test injects.
 #[derive(Clone, Copy, Debug)]
-enum Blow {
+enum InjectedFault {
     Server,
     Broker,
     Failover,
 }
 
-fn blows(events: u64) -> Vec<Blow> {
+fn faults(events: u64) -> Vec<InjectedFault> {
     if events < 1_000_000 {
-        return vec![Blow::Server, Blow::Broker, Blow::Failover, Blow::Server];
+        return vec![
+            InjectedFault::Server,
+            InjectedFault::Broker,
+            InjectedFault::Failover,
+            InjectedFault::Server,
+        ];
     }
     let mut all = Vec::new();
     for n in 0..10 {
-        all.extend([Blow::Server, Blow::Broker]);
+        all.extend([InjectedFault::Server, InjectedFault::Broker]);
         if n % 5 == 2 {
-            all.push(Blow::Failover);
+            all.push(InjectedFault::Failover);
         }
     }
     all
@@ -312,18 +317,18 @@ fn exactly_once<B: Broker>() {
     };
     let began = Instant::now();
     let all = messages * of;
-    let blows = blows(events);
-    for (place, blow) in blows.iter().enumerate() {
-        let due = all * (place as u64 + 1) / (blows.len() as u64 + 1);
+    let faults = faults(events);
+    for (place, blow) in faults.iter().enumerate() {
+        let due = all * (place as u64 + 1) / (faults.len() as u64 + 1);
         wait_long(&format!("{due} messages are processed"), || progress(&master) >= due);
         match blow {
-            Blow::Server => {
+            InjectedFault::Server => {
                 let port = master.port;
                 master.sigkill();
                 master = serve(&dirs[at], port, &sources);
             }
-            Blow::Broker => broker.kill_and_start(),
-            Blow::Failover => {
+            InjectedFault::Broker => broker.kill_and_start(),
+            InjectedFault::Failover => {
                 at = 1 - at;
                 let replica = follow(&dirs[at], &master, &sources);
                 used.push(dirs[at].clone());
@@ -365,7 +370,7 @@ fn exactly_once<B: Broker>() {
         "{}: {events} events in {messages} messages of {of} partitions, {} blows, exact; {:.0} \
          events/s over all of {took:.1?}; {again}",
         B::PROGRAM,
-        blows.len(),
+        faults.len(),
         events as f64 / took.as_secs_f64()
     );
     stop.store(true, SeqCst);

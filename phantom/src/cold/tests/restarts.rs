@@ -124,7 +124,7 @@ impl Master {
 #[test]
 fn outlier_in_a_gap_survives_a_killed_start() {
     const FAR: u64 = 1 << 40;
-    let options = Options { max_aside: 1024, max_tables: 20, ..options(0.0001) };
+    let options = Options { max_outliers: 1024, max_tables: 20, ..options(0.0001) };
     let (shelf, mut master) = (Shelf::default(), Master::new(options));
     (0..10).for_each(|_| master.fill());
     master.set((0..200).map(|n| (FAR + 16 * n, n)));

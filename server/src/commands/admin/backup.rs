@@ -5,7 +5,7 @@ use crate::commands::command::{Command, Group, Run::Once};
 use node::command::error::{Printable, refuse};
 use node::command::spec::{ALWAYS, NO_KEYS, Outcome, flag};
 use node::roles::backup;
-use node::roles::backup_state::{Fate, Kept, Status};
+use node::roles::backup_state::{BackupOutcome, Kept, Status};
 
 const SERVER: Group = Group::new("server", "0.1.0", NO_KEYS);
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
@@ -74,14 +74,14 @@ fn status(call: &mut Call<'_>) -> Outcome {
         said.push(("last_ended", number(last.ended_s)));
         said.push(("last_seconds", number(last.took.as_secs())));
         match &last.fate {
-            Fate::Made { backup, copied } => {
+            BackupOutcome::Made { backup, copied } => {
                 said.push(("last_offset", number(backup.position.offset)));
                 said.push(("last_time_ms", number(backup.time_ms)));
                 said.push(("last_bytes", number(backup.bytes())));
                 said.push(("last_bytes_copied", number(*copied)));
             }
-            Fate::Stopped => {}
-            Fate::Failed(why) => said.push(("last_error", text(why))),
+            BackupOutcome::Stopped => {}
+            BackupOutcome::Failed(why) => said.push(("last_error", text(why))),
         }
     } else {
         said.push(("last_status", text("none")));

@@ -130,16 +130,16 @@ fn time(call: &mut Call<'_>) -> Outcome {
 const SAVED: &[u8] = b"saved";
 
 fn shutdown(call: &mut Call<'_>) -> Outcome {
-    let come = call.session.suspension.come();
-    let is_saved = matches!(&come, Some(Ok(text)) if text == SAVED);
+    let take_result = call.session.suspension.take_result();
+    let is_saved = matches!(&take_result, Some(Ok(text)) if text == SAVED);
     let has = |option: &[u8]| call.args.from(1).iter().any(|o| o.eq_ignore_ascii_case(option));
-    if let Some(Err(refusal)) = come {
+    if let Some(Err(refusal)) = take_result {
         tracing::error!("SHUTDOWN SAVE: {}", String::from_utf8_lossy(refusal.text()));
         call.session.client.blocked.end(false);
         return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
     }
     // Skip this if SHUTDOWN resumes after waiting for replicas.
-    if come.is_none() || is_saved {
+    if take_result.is_none() || is_saved {
         let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
         let is_known = |option: &[u8]| known.iter().any(|k| option.eq_ignore_ascii_case(k));
         let aborts = has(b"abort");

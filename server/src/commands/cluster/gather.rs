@@ -258,7 +258,7 @@ pub(crate) fn answer(
     }
     let gathering = session.gathering.get_or_insert_default();
     page.ask(args, &gathering.batch, &topology, node);
-    session.wrote_elsewhere |= spec.may_write(args);
+    session.wrote_to_other_nodes |= spec.may_write(args);
     let mark = reply.mark();
     reply.null();
     page.place = mark..reply.mark();
@@ -357,7 +357,7 @@ fn columns(engines: &Engines, args: Args<'_>) -> Result<Columns, Refusal> {
 }
 
 /// Checks whether this node serves a request. If it does not, and the request can be split, sets
-/// `is_parted` in the session.
+/// `spans_nodes` in the session.
 #[cold]
 pub(crate) fn check(
     topology: &Topology,
@@ -368,9 +368,9 @@ pub(crate) fn check(
     engines: &Engines,
 ) -> Outcome {
     if can_be_parted(spec, args, session, engines) && !counts_marks(spec, args) {
-        let is_parted = !are_all_here(spec, args, session, node, topology);
-        session.is_parted.set(is_parted);
-        return if is_parted { Err(route::CROSS_SLOT) } else { Ok(()) };
+        let spans_nodes = !are_all_here(spec, args, session, node, topology);
+        session.spans_nodes.set(spans_nodes);
+        return if spans_nodes { Err(route::CROSS_SLOT) } else { Ok(()) };
     }
     let mut router = route::Router::new(topology, session, node);
     router.add(spec, args, engines);

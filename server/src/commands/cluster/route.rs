@@ -19,7 +19,7 @@ pub(crate) struct Router<'a> {
     /// Whether a replica serves reads of this client (READONLY).
     reads_here: bool,
     first: Option<u16>,
-    is_parted: bool,
+    spans_nodes: bool,
     /// Whether the ids belong to several slots. `are_all_here` is true if this node serves all of
     /// these slots, and `share_node` if a single node does.
     spans_slots: bool,
@@ -34,7 +34,7 @@ impl<'a> Router<'a> {
             topology,
             reads_here: reads_replica(session, node),
             first: None,
-            is_parted: false,
+            spans_nodes: false,
             spans_slots: false,
             are_all_here: true,
             share_node: true,
@@ -58,7 +58,7 @@ impl<'a> Router<'a> {
         self.are_all_here &= server.is_here(|| self.reads_here && !changes);
         let first = *self.first.get_or_insert(slot);
         if first != slot {
-            self.is_parted |= is_key;
+            self.spans_nodes |= is_key;
             self.spans_slots = true;
             self.share_node &= self.topology.server_of(first) == server;
         }
@@ -72,7 +72,7 @@ impl<'a> Router<'a> {
         let Some(slot) = self.first else { return Ok(()) };
         // As in Redis, this is refused even if one node owns all slots, because the slots may later
         // move to different nodes.
-        if self.is_parted {
+        if self.spans_nodes {
             return Err(CROSS_SLOT);
         }
         if self.are_all_here {

@@ -8,7 +8,7 @@
 
 use crate::commands::call::{Call, disk, integer};
 use crate::commands::cluster::roles::require_cluster;
-use crate::commands::counter::scan::{MOST_KEYS, parse_cursor, step};
+use crate::commands::counter::scan::{MAX_KEYS, parse_cursor, step};
 use crate::commands::flags::phantom::no_ledger;
 use crate::commands::unreadable::keep_first_unreadable;
 use dataset::cold;
@@ -32,7 +32,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Outcome {
     let most = match call.args.len() {
         4 => COUNT,
         6 if call.args.at(4).eq_ignore_ascii_case(b"count") => match integer(call.args.at(5))? {
-            count @ 1.. => count.unsigned_abs().min(MOST_KEYS),
+            count @ 1.. => count.unsigned_abs().min(MAX_KEYS),
             _ => return Err(Refusal::SYNTAX),
         },
         _ => return Err(Refusal::SYNTAX),

@@ -234,7 +234,7 @@ fn reset(call: &mut Call<'_>) -> Outcome {
         names.user = DEFAULT.to_owned();
     }
     client.flags.store(0, Relaxed);
-    (call.session.reads_replica, call.session.wrote_elsewhere) = (false, false);
+    (call.session.reads_replica, call.session.wrote_to_other_nodes) = (false, false);
     call.session.access = Access::new(&call.node.acl, call.node.settings.version());
     call.session.replies = Replies::On;
     call.reply.set_protocol(Protocol::Resp2);

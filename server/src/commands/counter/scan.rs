@@ -14,7 +14,7 @@ const ON_DISK: u64 = 1 << counter::scan::CURSOR_BITS;
 pub(crate) const CURSOR_LIMIT: u64 = ON_DISK << 1;
 
 /// Maximum number of keys in a reply of KEYS or of one SCAN call.
-pub(crate) const MOST_KEYS: u64 = 10_000;
+pub(crate) const MAX_KEYS: u64 = 10_000;
 
 /// Passes the ids of about `max_rows` rows to `take`, in one step of a scan. Returns the next
 /// cursor, which is less than [`CURSOR_LIMIT`]. Cursor 0 starts a scan and marks its end. Reads
@@ -69,7 +69,7 @@ pub(super) fn run(call: &mut Call<'_>) -> Outcome {
             if rows < 1 {
                 return Err(Refusal::SYNTAX);
             }
-            set_option_once(&mut max_rows, rows.unsigned_abs().min(MOST_KEYS))?;
+            set_option_once(&mut max_rows, rows.unsigned_abs().min(MAX_KEYS))?;
         } else {
             return Err(Refusal::SYNTAX);
         }

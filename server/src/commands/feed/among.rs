@@ -70,7 +70,7 @@ struct Question {
 /// Answers the option at argument `at` for the ids of the request. Returns `None` if the request
 /// must run again.
 pub(crate) fn find(call: &mut Call<'_>, at: usize) -> Result<Option<Rows>, Refusal> {
-    if let Some(done) = call.session.suspension.come() {
+    if let Some(done) = call.session.suspension.take_result() {
         // The rows are read now, on this thread if they are no longer cached.
         call.session.records_missing_rows = false;
         return Ok(Some(Rows(done?)));

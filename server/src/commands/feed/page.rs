@@ -4,7 +4,7 @@ use crate::commands::call::{Call, action, id, view};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
 use crate::commands::feed::among;
 use crate::commands::flags::phantom::write_change;
-use crate::commands::items::FEW;
+use crate::commands::items::ITEMS_PER_CLOCK_READ;
 use crate::commands::log_size;
 use crate::commands::turn::{Answer as Handled, Answered, Step};
 use crate::commands::unreadable::UnreadableRows;
@@ -95,7 +95,7 @@ fn get(call: &mut Call<'_>) -> Answered {
         return Ok(Handled::Done);
     }
     let is_slow = call.scratch.asked.exact && call.step != Step::Whole;
-    let together = if is_slow { FEW } else { usize::MAX };
+    let together = if is_slow { ITEMS_PER_CLOCK_READ } else { usize::MAX };
     call.do_each(ids, together, |call, items| write_page(call, view, &viewer, items))
 }
 
@@ -592,7 +592,7 @@ fn change(
     } else {
         None
     };
-    call.answer_each(call.scratch.ids.len(), FEW, |call, items| {
+    call.answer_each(call.scratch.ids.len(), ITEMS_PER_CLOCK_READ, |call, items| {
         for item in items {
             match one(call, action, &viewer, call.scratch.ids[item]) {
                 Ok(change) => write_change(&mut call.reply, change),

@@ -4,7 +4,7 @@
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
 use crate::commands::flags::phantom::{has_changed, refuse_unknowable};
-use crate::commands::items::FEW;
+use crate::commands::items::ITEMS_PER_CLOCK_READ;
 use crate::commands::turn::Answered;
 use dataset::cold::Unreadable;
 use dataset::engines::ExistenceSpace;
@@ -67,7 +67,7 @@ pub(crate) fn add(call: &mut Call<'_>) -> Outcome {
 fn madd(call: &mut Call<'_>) -> Answered {
     call.pairs(1)?;
     let words = call.args.from(2);
-    call.answer_each(words.len(), FEW, |call, items| {
+    call.answer_each(words.len(), ITEMS_PER_CLOCK_READ, |call, items| {
         add_all(call, words.until(items.end).from(items.start));
         Ok(())
     })
@@ -326,7 +326,7 @@ pub(crate) fn mexists(call: &mut Call<'_>) -> Answered {
 pub(super) fn contains_each(call: &mut Call<'_>, write: fn(&mut Reply<'_>, Answer)) -> Answered {
     let found = call.existing_pairs(1)?;
     let members = call.args.from(2);
-    call.answer_each(members.len(), FEW, |call, items| {
+    call.answer_each(members.len(), ITEMS_PER_CLOCK_READ, |call, items| {
         for item in items {
             write(&mut call.reply, contains(found, &Member::parse(members.at(item)))?);
         }

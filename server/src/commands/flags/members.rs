@@ -6,7 +6,7 @@
 
 use crate::commands::call::{Call, disk, integer};
 use crate::commands::command::{Command, Group, Run::Once};
-use crate::commands::counter::scan::MOST_KEYS;
+use crate::commands::counter::scan::MAX_KEYS;
 use crate::commands::flags::phantom::{no_ledger, space};
 use dataset::cold::ledger::{PairLedger, in_ledger};
 use ledger::{Member, OwnedMember, Pairs};
@@ -81,7 +81,7 @@ fn read_options(
                 if most < 1 {
                     return Err(Refusal::SYNTAX);
                 }
-                asked.most = most.unsigned_abs().min(MOST_KEYS) as usize;
+                asked.most = most.unsigned_abs().min(MAX_KEYS) as usize;
             }
             "after" => asked.after = Some(parse(value).to_owned()),
             _ => asked.pattern = Some(value.to_vec()),

@@ -3,7 +3,7 @@
 
 use crate::commands::call::{Call, id};
 use crate::commands::command::{Command, Group, Run::Long};
-use crate::commands::items::FEW;
+use crate::commands::items::ITEMS_PER_CLOCK_READ;
 use crate::commands::turn::{Answered, Step};
 use crate::commands::unreadable::UnreadableRows;
 use crate::session::Scratch;
@@ -95,7 +95,8 @@ fn exists(call: &mut Call<'_>) -> Answered {
     if exact && space.ledger().is_none() {
         return Err(no_ledger(space));
     }
-    let together = if exact && call.step != Step::Whole { FEW } else { usize::MAX };
+    let together =
+        if exact && call.step != Step::Whole { ITEMS_PER_CLOCK_READ } else { usize::MAX };
     call.answer_each(call.scratch.ids.len(), together, |call, items| {
         let Scratch { ids, answers, .. } = &mut *call.scratch;
         let ids = &ids[items];
@@ -134,7 +135,7 @@ fn change(
     let space = space(call)?;
     let member = Member::parse(call.args.at(2));
     call.read_ids(3)?;
-    call.answer_each(call.scratch.ids.len(), FEW, |call, items| {
+    call.answer_each(call.scratch.ids.len(), ITEMS_PER_CLOCK_READ, |call, items| {
         for item in items {
             match one(call, space, call.scratch.ids[item], &member) {
                 Ok(change) => write_change(&mut call.reply, change),

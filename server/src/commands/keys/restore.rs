@@ -130,7 +130,7 @@ fn restore(call: &mut Call<'_>) -> Outcome {
 }
 
 fn put(call: &mut Call<'_>) -> Outcome {
-    if let Some(added) = call.session.suspension.come() {
+    if let Some(added) = call.session.suspension.take_result() {
         added?;
         call.reply.ok();
         return Ok(());

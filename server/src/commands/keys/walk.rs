@@ -3,7 +3,7 @@
 
 use crate::commands::call::{Call, disk, integer};
 use crate::commands::command::{Command, Group, Run::Once};
-use crate::commands::counter::scan::{self, MOST_KEYS};
+use crate::commands::counter::scan::{self, MAX_KEYS};
 use dataset::engines::{CounterSpace, Engines};
 use dataset::key_patterns::{Kind, Pattern};
 use node::command::error::{Refusal, refuse};
@@ -75,10 +75,10 @@ impl<'a> RowKeyPatterns<'a> {
     }
 }
 
-/// Refuses to list more than [`MOST_KEYS`] rows at once.
+/// Refuses to list more than [`MAX_KEYS`] rows at once.
 pub(crate) fn refuse_many_keys(node: &Node) -> Outcome {
     let rows = node.engines().all_rows();
-    if rows > MOST_KEYS {
+    if rows > MAX_KEYS {
         return Err(refuse!("ERR too many rows ({rows}) to list at once: use SCAN"));
     }
     Ok(())
@@ -96,7 +96,7 @@ pub(crate) fn every_key(
         space.for_each(|id, _| take(id));
         let mut next = Some(0);
         while let Some(from) = next {
-            next = space.cold().scan(space, from, MOST_KEYS, &mut take).map_err(disk)?;
+            next = space.cold().scan(space, from, MAX_KEYS, &mut take).map_err(disk)?;
         }
     }
     Ok(())
@@ -182,7 +182,7 @@ fn scan(call: &mut Call<'_>) -> Outcome {
     }
     let asked = KeyScan {
         pattern: pattern.map(<[u8]>::to_vec),
-        most: most.unsigned_abs().min(MOST_KEYS),
+        most: most.unsigned_abs().min(MAX_KEYS),
         kind: kind.map(<[u8]>::to_vec),
     };
     if call.node.engines().has_cold() {

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use store::time;
 
-const MAX_WORDS: usize = 256;
+const MAX_OPTION_ARGS: usize = 256;
 /// Maximum length of an argument in bytes. Any declaration then fits into one log batch.
-const MAX_WORD_BYTES: usize = 2048;
+const MAX_OPTION_ARG_BYTES: usize = 2048;
 /// Maximum number of arguments of a change that the server's log shows.
 const SHOWN_WORDS: usize = 16;
 /// Maximum time that DROP waits for other users of the space. If they take longer, the last user
@@ -24,8 +24,8 @@ const DROPPED_WITHIN: Duration = Duration::from_secs(10);
 
 fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
     let bytes = call.args.at(index);
-    if bytes.len() > MAX_WORD_BYTES {
-        return Err(refuse!("ERR name or option too long: at most {MAX_WORD_BYTES} bytes"));
+    if bytes.len() > MAX_OPTION_ARG_BYTES {
+        return Err(refuse!("ERR name or option too long: at most {MAX_OPTION_ARG_BYTES} bytes"));
     }
     let text = str::from_utf8(bytes);
     text.map(str::to_owned).map_err(|_| refuse!("ERR '{}' is not valid UTF-8", Printable(bytes)))
@@ -36,8 +36,8 @@ pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String
     if !words.is_multiple_of(2) {
         return Err(call.wrong_arity());
     }
-    if words > MAX_WORDS {
-        return Err(refuse!("ERR too many options: at most {}", MAX_WORDS / 2));
+    if words > MAX_OPTION_ARGS {
+        return Err(refuse!("ERR too many options: at most {}", MAX_OPTION_ARGS / 2));
     }
     let pair = |at: usize| Ok((text(call, at)?.to_ascii_lowercase(), text(call, at + 1)?));
     (first..call.args.len()).step_by(2).map(pair).collect()

@@ -249,7 +249,7 @@ fn alter(call: &mut Call<'_>) -> Outcome {
         refuse_event_target(call, &format!("counter '{counter}'"), |target| target == counter)?;
     }
     // Pending changes will be encoded with the new schema, so they may exceed their reservations.
-    let Some(_room) = call.room_beside_none() else { return Ok(()) };
+    let Some(_room) = call.reserve_whole_batch() else { return Ok(()) };
     let altered = call.node.current.alter(space.number(), &change);
     let schema = altered.map_err(|error| refuse!("ERR {error}"))?;
     tracing::info!("schema of '{}' changed to: {schema}", space.name());
@@ -380,7 +380,7 @@ fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
             ("probes_mean", Value::Number(table.probes_mean)),
             ("probes_p99", Value::Count(table.probes_p99)),
             ("probes_max", Value::Count(table.probes_max)),
-            ("past_share", Value::Number(table.past_share)),
+            ("past_share", Value::Number(table.overflow_probe_share)),
             ("aux_entries", Value::Count(table.aux_entries)),
             ("aux_bytes", Value::Count(table.aux_bytes)),
             ("extend_rows", Value::Count(table.extend_rows)),

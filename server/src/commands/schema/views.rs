@@ -69,7 +69,7 @@ fn actions(call: &mut Call<'_>) -> Outcome {
         vec![
             ("name", Value::Text(action.name().to_owned())),
             ("flag", Value::Text(engines.flag_of(action).name().to_owned())),
-            ("counter", Value::Text(engines.moved_by(action))),
+            ("counter", Value::Text(engines.first_counter_name(action))),
             ("also", Value::Texts(engines.further_counter_names(action, false))),
             ("member_counters", Value::Texts(engines.further_counter_names(action, true))),
         ]

@@ -1,6 +1,6 @@
 //! XCLAIM and XAUTOCLAIM: transfer pending entries to another consumer.
 
-use super::group::{admitted, groups, hear_of, known, named};
+use super::group::{admitted, ensure_consumer, groups, known, named};
 use super::{Log, MAX_ENTRIES, id, range::Bound};
 use super::{READ_COST, STREAM};
 use crate::commands::call::Call;
@@ -73,7 +73,7 @@ impl Claim {
 
     /// Claims the eligible entries and returns them in encoded form. Also returns the ids of
     /// entries that the log no longer contains, and removes these ids from the pending list.
-    fn carry_out(&self, node: Now<'_>, ids: &[Id]) -> Result<(Vec<Entry>, Vec<Id>), Refusal> {
+    fn claim_entries(&self, node: Now<'_>, ids: &[Id]) -> Result<(Vec<Entry>, Vec<Id>), Refusal> {
         let log = Log::new(node);
         let wanted: Vec<Id> = groups(node).with(&self.key, |group| {
             let Some(group) = group else { return Vec::new() };
@@ -103,7 +103,7 @@ impl Claim {
                     if !self.may(group, id) || is_new && group.pending.len() >= most {
                         continue;
                     }
-                    hear_of(node, group, &self.consumer)?;
+                    ensure_consumer(node, group, &self.consumer)?;
                     let (consumer, _) = group.consumer(&self.consumer, self.now_ms);
                     let before = group.pending.get(&id).map_or(0, |pending| pending.times);
                     let counted = before + u64::from(!self.just_id);
@@ -180,7 +180,7 @@ fn xclaim(call: &mut Call<'_>) -> Outcome {
         if let Some(last) = last {
             advance(node, &claim.key, last)?;
         }
-        let (claimed, _) = claim.carry_out(node, &ids)?;
+        let (claimed, _) = claim.claim_entries(node, &ids)?;
         claim.write(&claimed, reply);
         Ok(())
     })
@@ -248,7 +248,7 @@ fn xautoclaim(call: &mut Call<'_>) -> Outcome {
             }
             (ids, pending.next())
         });
-        let (claimed, gone) = claim.carry_out(node, &ids)?;
+        let (claimed, gone) = claim.claim_entries(node, &ids)?;
         reply.array(3);
         reply.bulk(next.unwrap_or(Id::MIN).to_string().as_bytes());
         claim.write(&claimed, reply);

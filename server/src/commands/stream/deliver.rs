@@ -1,6 +1,6 @@
 //! Delivery by XREADGROUP: new entries of a group, or the pending entries of a consumer.
 
-use super::group::{admitted, groups, hear_of, named, no_key_or_group};
+use super::group::{admitted, ensure_consumer, groups, named, no_key_or_group};
 use super::{Found, Log};
 use dataset::changes::{Id, Scope};
 use dataset::clock::unix_ms;
@@ -37,10 +37,16 @@ impl Member {
     }
 
     /// Creates the consumer if needed; fails if the group does not exist.
-    pub(super) fn hear_of(&self, node: Now<'_>, scope: Option<Scope>, key: &[u8]) -> Outcome {
+    pub(super) fn ensure_consumer(
+        &self,
+        node: Now<'_>,
+        scope: Option<Scope>,
+        key: &[u8],
+    ) -> Outcome {
         let scope = scope.ok_or_else(|| self.missing(key))?;
         groups(node).with(&self.key(scope), |group| {
-            hear_of(node, group.ok_or_else(|| self.missing(key))?, &self.consumer).map(|_| ())
+            ensure_consumer(node, group.ok_or_else(|| self.missing(key))?, &self.consumer)
+                .map(|_| ())
         })
     }
 

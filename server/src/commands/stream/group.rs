@@ -71,7 +71,11 @@ pub(super) fn named(name: &[u8]) -> Result<Vec<u8>, Refusal> {
 
 /// Creates a consumer if needed, up to the maximum number of consumers. Returns whether the
 /// consumer is new.
-pub(super) fn hear_of(node: Now<'_>, group: &mut Group, name: &[u8]) -> Result<bool, Refusal> {
+pub(super) fn ensure_consumer(
+    node: Now<'_>,
+    group: &mut Group,
+    name: &[u8],
+) -> Result<bool, Refusal> {
     let most = node.config().changes.max_consumers;
     if !group.consumers.contains_key(name) && group.consumers.len() >= most {
         return Err(refuse!(
@@ -222,8 +226,9 @@ fn destroy(call: &mut Call<'_>) -> Outcome {
 
 fn create_consumer(call: &mut Call<'_>) -> Outcome {
     let (key, name) = (key(call)?, named(call.args.at(4))?);
-    let is_new = groups(call.node)
-        .with(&key, |group| hear_of(call.node, group.ok_or_else(|| no_group(call))?, &name))?;
+    let is_new = groups(call.node).with(&key, |group| {
+        ensure_consumer(call.node, group.ok_or_else(|| no_group(call))?, &name)
+    })?;
     call.reply.int(i64::from(is_new));
     Ok(())
 }

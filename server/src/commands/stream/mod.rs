@@ -39,7 +39,7 @@ const LENGTH_ITEMS: &str = "bytes of the log at the first call, and of its growt
 /// Maximum number of entries per stream in a reply.
 const MAX_ENTRIES: usize = 10_000;
 /// Maximum size in bytes of the entries in a reply. A larger entry is returned alone.
-const MOST_BYTES: usize = 4 << 20;
+const MAX_REPLY_BYTES: usize = 4 << 20;
 /// Number of log bytes read between two checks that the client is still connected.
 const STEP_BYTES: u64 = 8 << 20;
 
@@ -100,7 +100,7 @@ struct Found {
 
 impl Found {
     fn is_full(&self, most: usize) -> bool {
-        self.count >= most || self.bytes.len() >= MOST_BYTES
+        self.count >= most || self.bytes.len() >= MAX_REPLY_BYTES
     }
 
     fn write(&self, reply: &mut Reply<'_>) {

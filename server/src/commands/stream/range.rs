@@ -139,7 +139,7 @@ impl Range {
     }
 
     fn write(&self, found: &Found, reply: &mut Reply<'_>) -> Outcome {
-        let is_cut = found.bytes.len() >= super::MOST_BYTES && self.most != Some(found.count);
+        let is_cut = found.bytes.len() >= super::MAX_REPLY_BYTES && self.most != Some(found.count);
         if found.count > MAX_ENTRIES || is_cut {
             return Err(refuse!(
                 "ERR the range has more than {MAX_ENTRIES} entries, or more than 4 MiB: use COUNT"

@@ -120,7 +120,7 @@ fn parse(call: &Call<'_>) -> Result<ReadRequest, Refusal> {
         // As in Redis, the type of the key is checked before the id.
         let scope = scope(call.node, key)?;
         if let Some(member) = &member {
-            member.hear_of(call.node, scope, key)?;
+            member.ensure_consumer(call.node, scope, key)?;
         }
         let what = match (text, &member) {
             (b"$", Some(_)) => return Err(NO_END),
@@ -190,7 +190,7 @@ impl ReadRequest {
                 reading.what = StartPosition::Behind(start, None);
             }
             // The next call returns the streams that do not fit into this reply.
-            let has_room = bytes < super::MOST_BYTES;
+            let has_room = bytes < super::MAX_REPLY_BYTES;
             match (&mut reading.what, &self.member) {
                 (StartPosition::Behind(start, place), _) => {
                     if place.is_none() {
