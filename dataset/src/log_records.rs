@@ -74,7 +74,7 @@ pub enum RecordKind {
     /// Id ranges that an existence space's tables accept.
     Frontier = 9,
     /// Late changes to cold tables of an existence space.
-    Late = 10,
+    LatePairs = 10,
     /// Used tokens and the values of their replies.
     Tokens = 11,
     /// Cursors of consumer groups of streams.
@@ -96,8 +96,8 @@ impl RecordKind {
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
         [
-            Catalogue, Rows, Pairs, Layout, Table, Head, Frontier, Late, Tokens, Offsets, Groups,
-            Forgotten, ExactPairs, Ring,
+            Catalogue, Rows, Pairs, Layout, Table, Head, Frontier, LatePairs, Tokens, Offsets,
+            Groups, Forgotten, ExactPairs, Ring,
         ]
         .into_iter()
         .find(|&k| k as u8 == kind)

@@ -44,7 +44,7 @@ const MIN_VALID_CLOCK_S: u32 = 1_577_836_800;
 
 /// The token of a command.
 #[derive(Clone, Copy)]
-pub struct Once<'a> {
+pub struct TokenUse<'a> {
     /// Bytes of the token, at most [`MAX_TOKEN_BYTES`].
     pub token: &'a [u8],
     /// Whether the token belongs to one counter instead of the row. True for commands that change
@@ -64,7 +64,7 @@ pub(crate) struct Used {
 
 impl Used {
     pub(crate) fn new(
-        once: Once<'_>,
+        once: TokenUse<'_>,
         space: u32,
         id: u64,
         changes: &[Change],
@@ -90,7 +90,7 @@ impl Used {
     /// If any of them exists, the token was used.
     pub(crate) fn other_form(
         self,
-        once: Once<'_>,
+        once: TokenUse<'_>,
         space: u32,
         id: u64,
         changes: &[Change],
@@ -539,7 +539,7 @@ mod tests {
 
     fn used(token: u64, delta: i64, now_s: u32) -> Used {
         let token = token.to_le_bytes();
-        let once = Once { token: &token, is_of_cell: false, now_s };
+        let once = TokenUse { token: &token, is_of_cell: false, now_s };
         Used::new(once, 1, 7, &[Change { field: 0, delta }], &Bounds::default())
     }
 
@@ -594,7 +594,7 @@ mod tests {
     fn what_a_token_belongs_to_is_all_in_its_hash() {
         let changes = [Change { field: 0, delta: 1 }, Change { field: 1, delta: 1 }];
         let of = |space, id, is_of_cell, change: usize, token: &[u8]| {
-            let once = Once { token, is_of_cell, now_s: NOW };
+            let once = TokenUse { token, is_of_cell, now_s: NOW };
             Used::new(once, space, id, &changes[change..=change], &Bounds::default()).hash
         };
         let all = [
@@ -609,7 +609,7 @@ mod tests {
         assert_eq!(distinct.len(), all.len());
         assert_eq!(of(1, 7, false, 1, b"t"), all[0], "a token of a row, for any field");
         let bounded = |min| {
-            let once = Once { token: b"t", is_of_cell: false, now_s: NOW };
+            let once = TokenUse { token: b"t", is_of_cell: false, now_s: NOW };
             let bounds = Bounds { min, max: None, saturate: true };
             Used::new(once, 1, 7, &changes, &bounds).increment
         };

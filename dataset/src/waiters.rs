@@ -40,13 +40,13 @@ struct Waiters {
 
 /// Entry of a waiting task in the list, removed on drop. A waker left in the list would keep its
 /// task's memory until the next change, which may take days.
-struct Place {
+struct WaiterEntry {
     number: u64,
     /// Value of `woken` when the waker was inserted, and the waker's key in the list.
     at: Option<(u64, usize)>,
 }
 
-impl Place {
+impl WaiterEntry {
     /// Inserts the waker, or replaces it in its existing entry.
     fn take(&mut self, waiters: &mut Waiters, waker: &Waker) {
         match self.at {
@@ -56,7 +56,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for WaiterEntry {
     fn drop(&mut self) {
         let Some((woken, key)) = self.at else { return };
         // Drop the waker after the borrow ends: it may be the last reference to its task.
@@ -102,7 +102,7 @@ impl<T: Send + Sync + 'static> PublishedState<T> {
     /// Waits until `asked` returns a value. If `asked` reads other state, every change of it must
     /// be followed by a call of [`PublishedState::tell`].
     pub(crate) async fn wait<R>(&self, asked: impl Fn(&T) -> Option<R>) -> R {
-        let mut place = Place { number: self.number, at: None };
+        let mut place = WaiterEntry { number: self.number, at: None };
         poll_fn(|cx| {
             let look = || asked(&self.state.borrow());
             // The second check sees every change made before the flag was set. Every later change
@@ -123,7 +123,7 @@ impl<T: Send + Sync + 'static> PublishedState<T> {
         .await
     }
 
-    fn add_waker(&self, waker: &Waker, place: &mut Place) {
+    fn add_waker(&self, waker: &Waker, place: &mut WaiterEntry) {
         THREAD_WAITERS.with_borrow_mut(|all| {
             let waiters = all.entry(self.number).or_insert_with(|| {
                 tokio::spawn(relay(self.number, self.state.subscribe()));

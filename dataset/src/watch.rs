@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Number of a space, and an id.
-pub type Place = (u32, u64);
+pub type WatchedId = (u32, u64);
 
 #[derive(Default)]
 struct WatchedEntry {
@@ -26,14 +26,14 @@ struct WatchedEntry {
 pub(crate) struct Watches {
     /// Number of entries in `places`.
     some: AtomicUsize,
-    places: Mutex<HashMap<Place, WatchedEntry>>,
+    places: Mutex<HashMap<WatchedId, WatchedEntry>>,
     /// Number of changes that affect all places of a space.
     sweeps: AtomicU64,
 }
 
 impl Watches {
     /// Registers a watcher of this place. Returns the place's change count.
-    pub(crate) fn watch(&self, place: Place) -> u64 {
+    pub(crate) fn watch(&self, place: WatchedId) -> u64 {
         let mut places = self.places.lock();
         let watched = places.entry(place).or_default();
         watched.watchers += 1;
@@ -42,7 +42,7 @@ impl Watches {
         changes
     }
 
-    pub(crate) fn unwatch(&self, place: Place) {
+    pub(crate) fn unwatch(&self, place: WatchedId) {
         let mut places = self.places.lock();
         if let Some(watched) = places.get_mut(&place) {
             watched.watchers -= 1;
@@ -54,7 +54,7 @@ impl Watches {
     }
 
     /// Returns the change count of a place; `None` if it is not watched.
-    pub(crate) fn changes(&self, place: Place) -> Option<u64> {
+    pub(crate) fn changes(&self, place: WatchedId) -> Option<u64> {
         self.places.lock().get(&place).map(|watched| watched.changes)
     }
 
@@ -67,7 +67,7 @@ impl Watches {
     }
 
     #[cold]
-    fn note(&self, place: Place) {
+    fn note(&self, place: WatchedId) {
         if let Some(watched) = self.places.lock().get_mut(&place) {
             watched.changes += 1;
         }

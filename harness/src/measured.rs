@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Binary and folders of the servers of a benchmark.
 #[derive(clap::Args, Clone)]
-pub struct Place {
+pub struct ServerFiles {
     /// Path of the tidemark binary [default: the one in the folder of this binary]
     #[arg(long, global = true)]
     tidemark: Option<PathBuf>,
@@ -22,7 +22,7 @@ pub struct Place {
     keep: Option<PathBuf>,
 }
 
-impl Place {
+impl ServerFiles {
     /// Starts Tidemark; see [`Server::tidemark`].
     pub fn tidemark(&self, fsync: &'static str, more: &str) -> io::Result<Server> {
         Server::tidemark(self.tidemark.as_deref(), &self.dir, fsync, more)

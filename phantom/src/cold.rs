@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering::Relaxed;
 mod pending;
 mod rewrite;
 
-pub use pending::{Late, Note};
+pub use pending::{LatePairs, Note};
 pub use rewrite::Rewrite;
 
 /// Divisor: late pairs may use 1/16 of the memory of the tables.

@@ -53,7 +53,7 @@ mod table_pool;
 mod write;
 
 pub use codec::{DecodeError, StoredTable, TableDecoder};
-pub use cold::{Late, Note, Rewrite};
+pub use cold::{LatePairs, Note, Rewrite};
 pub use error::Error;
 pub use filter::PAGE_BYTES;
 pub use fp_estimator::CanaryCounts;

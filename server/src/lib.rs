@@ -85,13 +85,13 @@ pub enum StartError {
     System(#[from] io::Error),
     /// The server ran and stopped with an error.
     #[error("{0}")]
-    Ended(io::Error),
+    DisconnectCounts(io::Error),
 }
 
 impl From<StartError> for io::Error {
     fn from(error: StartError) -> Self {
         match error {
-            StartError::System(source) | StartError::Ended(source) => source,
+            StartError::System(source) | StartError::DisconnectCounts(source) => source,
             other => io::Error::other(other),
         }
     }
@@ -310,7 +310,7 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
 
 /// Runs a server until `stop` stops it.
 pub fn run(config: Config, sockets: Sockets, stop: Stop) -> Result<(), StartError> {
-    start_on(config, sockets, stop)?.join().map_err(StartError::Ended)
+    start_on(config, sockets, stop)?.join().map_err(StartError::DisconnectCounts)
 }
 
 /// Keeps a version of the engines alive while it is borrowed.

@@ -3,7 +3,7 @@
 
 use crate::commands::cluster::controller::is_here;
 use node::client::connect::{ConnectArgs, Link, closed, put_command, within};
-use node::cluster::sentinel::{Place, SentinelReply, Sentinels, places};
+use node::cluster::sentinel::{SentinelAddress, SentinelReply, Sentinels, places};
 use node::cluster::topology::MAX_NODES;
 use node::roles::node::Host;
 use parking_lot::Mutex;
@@ -28,7 +28,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     Ok(())
 }
 
-async fn follow(host: Arc<Host>, all: Arc<Mutex<Sentinels>>, number: usize, at: Place) {
+async fn follow(host: Arc<Host>, all: Arc<Mutex<Sentinels>>, number: usize, at: SentinelAddress) {
     let mut told = String::new();
     loop {
         let error = match session(&host, &all, number, &at).await {
@@ -47,7 +47,7 @@ async fn follow(host: Arc<Host>, all: Arc<Mutex<Sentinels>>, number: usize, at: 
     }
 }
 
-async fn connect(host: &Host, (name, port): &Place) -> io::Result<Link> {
+async fn connect(host: &Host, (name, port): &SentinelAddress) -> io::Result<Link> {
     let (connect, pass) = {
         let settings = &host.config().cluster;
         ConnectArgs::to_peer(name, *port, &settings.sentinel_user, &settings.sentinel_auth)
@@ -60,7 +60,7 @@ async fn session(
     host: &Arc<Host>,
     all: &Mutex<Sentinels>,
     number: usize,
-    at: &Place,
+    at: &SentinelAddress,
 ) -> io::Result<std::convert::Infallible> {
     let mut asked = connect(host, at).await?;
     let mut hears = connect(host, at).await?;

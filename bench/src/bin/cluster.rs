@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, make_room, median, percentile, post, take_all, text};
-use tidemark_bench::server::{Place, Server};
+use tidemark_bench::server::{Server, ServerFiles};
 
 /// Compares pages of a cluster with pages of one node
 #[derive(Parser)]
@@ -48,7 +48,7 @@ struct Args {
     #[arg(long, default_value_t = 5)]
     turns: usize,
     #[command(flatten)]
-    place: Place,
+    place: ServerFiles,
 }
 
 /// The single server, or all servers of the cluster.

@@ -18,7 +18,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, median, percentile, take_all, text};
-use tidemark_bench::server::{Place, Server};
+use tidemark_bench::server::{Server, ServerFiles};
 
 /// Number of posts that receive likes at the same time. After this number of likes per post, a new
 /// post replaces the oldest one.
@@ -33,7 +33,7 @@ struct Arguments {
     #[command(subcommand)]
     what: What,
     #[command(flatten)]
-    place: Place,
+    place: ServerFiles,
     /// Number of measurements per side
     #[arg(long, global = true, default_value_t = 7)]
     turns: usize,
@@ -117,7 +117,7 @@ fn settle(server: &Server) {
     }
 }
 
-fn likes(place: &Place, turns: usize, fill: u64, likes: u64) -> io::Result<()> {
+fn likes(place: &ServerFiles, turns: usize, fill: u64, likes: u64) -> io::Result<()> {
     let servers = ["off", "exact"].map(|ledger| place.tidemark("everysec", &config(ledger)));
     let [off, on] = servers;
     let servers = [off?, on?];
@@ -217,7 +217,7 @@ fn turn(server: &Server, rates: &Pages, repeats: Option<u64>, sent: &AtomicU64) 
 
 /// Compares measurements with and without the background work that `begin` starts.
 fn compare(
-    place: &Place,
+    place: &ServerFiles,
     turns: usize,
     fill: u64,
     rates: &Pages,

@@ -25,7 +25,7 @@ use tidemark_bench::play::{
     fill, load, make_room, median, on_threads, percentile, post, row_redis, row_tidemark, take,
     take_all, text,
 };
-use tidemark_bench::server::{Place, Server};
+use tidemark_bench::server::{Server, ServerFiles};
 
 /// Measures the cost of replication, compared with redis-server
 #[derive(Parser)]
@@ -33,7 +33,7 @@ struct Args {
     #[command(subcommand)]
     what: What,
     #[command(flatten)]
-    place: Place,
+    place: ServerFiles,
 }
 
 #[derive(Subcommand)]

@@ -30,7 +30,7 @@ fn start(program: &Path, dir: &Path, port: u16) -> Program {
 }
 
 #[derive(Default)]
-struct Seen {
+struct SeenStates {
     likes: Likes,
     failed: Vec<Instant>,
 }
@@ -38,8 +38,8 @@ struct Seen {
 /// Sends one like after another until `is_over`, and repeats each like until a reply arrives.
 /// `ports` are the ports of both nodes; `at` is the port of the node that clients regard as the
 /// master.
-fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> Seen {
-    let (mut seen, mut client) = (Seen::default(), None);
+fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> SeenStates {
+    let (mut seen, mut client) = (SeenStates::default(), None);
     for n in 0.. {
         let (post, member) = (FIRST + n % POSTS * 4096, member + n);
         let words: [&[u8]; 4] = [b"FEED.ACT", b"like", &text(member), &text(post)];
@@ -156,7 +156,8 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         assert_eq!(master.info("repl_full_syncs"), "0");
         std::thread::sleep(Duration::from_millis(500));
         drop(over);
-        let seen: Vec<Seen> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        let seen: Vec<SeenStates> =
+            clients.into_iter().map(|client| client.join().unwrap()).collect();
         (seen, [master, replica])
     });
     let handed = handed.into_inner().unwrap().unwrap();

@@ -23,7 +23,7 @@ mod edit;
 
 pub use edit::EditError;
 
-use crate::options::check::Lists;
+use crate::options::check::SchemaLists;
 use crate::options::{Action, Counter, Existence, Options, View, defaults};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -192,7 +192,7 @@ impl Catalogue {
     /// inconsistency.
     pub fn check(&self) -> Result<(), String> {
         let (counter, existence) = (&self.counters(), &self.existences());
-        let lists = Lists { counter, existence, view: &self.view, action: &self.action };
+        let lists = SchemaLists { counter, existence, view: &self.view, action: &self.action };
         lists.check((&|_| false, &|_| false))
     }
 

@@ -109,14 +109,14 @@ fn again<T>(look: impl Fn() -> Result<T, ChangeReadError>) -> Result<T, ChangeRe
 
 /// Position of a reader in the log.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct ChangeCursor {
     head: SegmentHead,
     at: Position,
     /// Number of entries to skip in the next batch.
     skip: u32,
 }
 
-impl Place {
+impl ChangeCursor {
     /// Returns the offset in the log.
     pub fn offset(&self) -> u64 {
         self.at.offset
@@ -277,16 +277,17 @@ impl ChangeLog {
         store: &Store,
         end: Position,
         start: Start,
-    ) -> Result<Place, ChangeReadError> {
+    ) -> Result<ChangeCursor, ChangeReadError> {
         let path = self.path(store, end)?;
         let (Some(first), Some(last)) = (path.heads.first(), path.heads.last()) else {
             return Err(ChangeReadError::Ahead);
         };
-        let begin =
-            |head: &SegmentHead| Ok(Place { head: *head, at: Position::first_of(head), skip: 0 });
+        let begin = |head: &SegmentHead| {
+            Ok(ChangeCursor { head: *head, at: Position::first_of(head), skip: 0 })
+        };
         let (id, is_wanted) = match start {
             Start::Oldest => return begin(first),
-            Start::End => return Ok(Place { head: *last, at: end, skip: 0 }),
+            Start::End => return Ok(ChangeCursor { head: *last, at: end, skip: 0 }),
             Start::After(id) => (id, false),
             Start::At(id) => (id, true),
         };
@@ -339,7 +340,7 @@ impl ChangeLog {
             // The entry number fits into 32 bits, because a batch is shorter than 2^26 bytes.
             let skip = number as u32 + u32::from(!is_wanted);
             return if is_there {
-                Ok(Place { head, at, skip })
+                Ok(ChangeCursor { head, at, skip })
             } else {
                 Err(ChangeReadError::OtherHistory)
             };
@@ -354,7 +355,7 @@ impl ChangeLog {
         store: &Store,
         end: Position,
         scope: Scope,
-        place: &mut Place,
+        place: &mut ChangeCursor,
         most: u64,
         mut each: impl FnMut(Id, u32, Change<'_>) -> bool,
     ) -> Result<bool, ChangeReadError> {
@@ -368,7 +369,7 @@ impl ChangeLog {
             match tail.next(end)? {
                 Step::End => return Ok(true),
                 Step::Segment(head) => {
-                    *place = Place { head, at: Position::first_of(&head), skip: 0 };
+                    *place = ChangeCursor { head, at: Position::first_of(&head), skip: 0 };
                     if let Some(next) = self.pass_over(store, end, scope, &head)? {
                         *place = next;
                         if next.at.offset >= end.offset {
@@ -391,7 +392,7 @@ impl ChangeLog {
                     })
                     .map_err(|what| damaged(store, at, &what))?;
                     if let Some(number) = over {
-                        *place = Place { head: place.head, at, skip: number + 1 };
+                        *place = ChangeCursor { head: place.head, at, skip: number + 1 };
                         return Ok(false);
                     }
                     read += batch.bytes();
@@ -412,7 +413,7 @@ impl ChangeLog {
         end: Position,
         scope: Scope,
         head: &SegmentHead,
-    ) -> Result<Option<Place>, ChangeReadError> {
+    ) -> Result<Option<ChangeCursor>, ChangeReadError> {
         if scope == Scope::All || head.segment == end.segment {
             return Ok(None);
         }
@@ -429,7 +430,7 @@ impl ChangeLog {
             index += 1;
         }
         let head = path.heads[index];
-        Ok((index > from).then(|| Place { head, at: Position::first_of(&head), skip: 0 }))
+        Ok((index > from).then(|| ChangeCursor { head, at: Position::first_of(&head), skip: 0 }))
     }
 
     fn tally_of(&self, head: &SegmentHead, scope: Scope) -> EntrySummary {
@@ -464,7 +465,7 @@ impl ChangeLog {
             }
             while high > low {
                 let mark = self.mark(&head, high - 1);
-                let mut place = Place { head, at: mark, skip: 0 };
+                let mut place = ChangeCursor { head, at: mark, skip: 0 };
                 let mut some = VecDeque::new();
                 // Within one segment only the offsets of two positions are compared.
                 let limit = Position { segment: head.segment, offset: high, ..end };
@@ -523,7 +524,7 @@ impl ChangeLog {
         store: &Store,
         end: Position,
         scope: Scope,
-        mut place: Place,
+        mut place: ChangeCursor,
         is_known: impl Fn(u32) -> bool,
     ) -> Result<u64, ChangeReadError> {
         let path = self.path(store, end)?;

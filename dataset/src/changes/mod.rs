@@ -29,7 +29,7 @@ use store::Records;
 
 mod log;
 
-pub use log::{ChangeLog, ChangeReadError, EntrySummary, Place, Scope, Start};
+pub use log::{ChangeCursor, ChangeLog, ChangeReadError, EntrySummary, Scope, Start};
 
 /// `seq` is the place times this factor, plus three digits of the chain value.
 const CHECKS: u64 = 1000;
@@ -144,7 +144,7 @@ pub fn each_change(
                 | RecordKind::Table
                 | RecordKind::Head
                 | RecordKind::Frontier
-                | RecordKind::Late
+                | RecordKind::LatePairs
                 | RecordKind::Tokens
                 | RecordKind::Groups
                 | RecordKind::Offsets,

@@ -31,7 +31,7 @@ pub mod dirty_parts;
 pub(crate) mod encode;
 mod round_offsets;
 
-use round_offsets::Ends;
+use round_offsets::RoundOffsets;
 
 /// Maximum time that a flush on a replica waits for the link to sync the log. Unless the disk is
 /// slow the link syncs at least every second.
@@ -62,7 +62,7 @@ pub(crate) struct CommitProgress {
 pub struct Durability {
     pub(crate) committer: Committer<Mark>,
     pub(crate) release: PublishedState<CommitProgress>,
-    pub(crate) ends: Ends,
+    pub(crate) ends: RoundOffsets,
     /// Wakes WAIT and SHUTDOWN when a replica acknowledges, a commit fails or is empty, or the role
     /// changes.
     acknowledged: PublishedState<()>,
@@ -96,7 +96,7 @@ impl Durability {
                 ..CommitOptions::default()
             }),
             release: PublishedState::new(reached),
-            ends: Ends::default(),
+            ends: RoundOffsets::default(),
             acknowledged: PublishedState::new(()),
             positions: Mutex::new((Position::START, Position::START)),
             grown: watch::Sender::new((0, 0)),

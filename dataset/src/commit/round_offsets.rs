@@ -11,9 +11,9 @@ const MAX_ROUNDS: usize = 64;
 
 /// Ticket of each batch, and the log's end after it. Both increase.
 #[derive(Default)]
-pub(crate) struct Ends(Mutex<VecDeque<(Ticket, u64)>>);
+pub(crate) struct RoundOffsets(Mutex<VecDeque<(Ticket, u64)>>);
 
-impl Ends {
+impl RoundOffsets {
     /// Begins a master's log: all batches up to `round`, and the previous master's writes, end
     /// before `offset`.
     pub(crate) fn begin(&self, round: Ticket, offset: u64) {
@@ -56,7 +56,7 @@ mod tests {
     /// After startup or a promotion, clients may call WAIT before the first write.
     #[test]
     fn tickets_before_the_first_round_map_to_the_log_end() {
-        let ends = Ends::default();
+        let ends = RoundOffsets::default();
         ends.begin(0, 500);
         assert_eq!((ends.of(0), ends.of(1)), (Some(500), None));
         assert!(ends.note(7, 600));
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn each_ticket_has_the_end_of_its_own_round() {
-        let ends = Ends::default();
+        let ends = RoundOffsets::default();
         assert_eq!(ends.of(0), None);
         assert!(ends.note(1, 100));
         assert!(!ends.note(2, 100), "the log has not grown");

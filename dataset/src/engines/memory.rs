@@ -277,7 +277,7 @@ mod tests {
     use crate::catalogue::Catalogue;
     use crate::commit::Durability;
     use crate::options::{Fsync, LedgerMode, Spill};
-    use crate::tokens::{Once, Used};
+    use crate::tokens::{TokenUse, Used};
     use counter::Bounds;
     use ledger::Member;
     use std::sync::Arc;
@@ -379,7 +379,7 @@ mod tests {
         let most_cached = || engines.cold.cache_bytes().1 / MIB;
         let use_tokens = || {
             for n in 0..120_000u64 {
-                let once = Once { token: &n.to_le_bytes(), is_of_cell: false, now_s: 1 };
+                let once = TokenUse { token: &n.to_le_bytes(), is_of_cell: false, now_s: 1 };
                 engines.tokens.put(Used::new(once, 1, 7, &[], &Bounds::default()), &[1]);
             }
             engines.tokens.stats().tokens

@@ -16,7 +16,7 @@ use crate::key_patterns::{KeyMatch, Kind, Pattern};
 use crate::offsets::Offsets;
 use crate::options::Expire;
 use crate::tokens::Tokens;
-use crate::watch::{Place, Watches};
+use crate::watch::{WatchedId, Watches};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -198,7 +198,7 @@ impl Engines {
 
     /// Adds all names under which clients may cache a row or pairs to `names`: the id (for
     /// FEED.GET), and the keys of the row and its cells, or of the pairs.
-    pub fn names_of(&self, (space, id): Place, names: &mut BTreeSet<Vec<u8>>) {
+    pub fn names_of(&self, (space, id): WatchedId, names: &mut BTreeSet<Vec<u8>>) {
         names.insert(id.to_string().into_bytes());
         let mut add = |pattern: &Pattern, field: &str| {
             let mut name = Vec::new();
@@ -475,7 +475,7 @@ impl MemoryBudget {
 /// client uses tracking.
 pub trait ChangeListener: Send + Sync {
     /// Called after a change, under the id's stripe.
-    fn changed(&self, engines: &Engines, place: Place);
+    fn changed(&self, engines: &Engines, place: WatchedId);
     /// Called before the changes of a log record.
     fn begin(&self);
     /// Called after the changes of a log record.

@@ -10,8 +10,8 @@ use crate::engines::error::{AlterError, WriteError};
 use crate::engines::registry::Engines;
 use crate::engines::spaces::{CounterSpace, ExistenceSpace, is_reserved};
 use crate::engines::view::{Column, View};
-use crate::tokens::{IncrementMismatch, Once, Used};
-use crate::watch::Place;
+use crate::tokens::{IncrementMismatch, TokenUse, Used};
+use crate::watch::WatchedId;
 use counter::{Alteration, Bounds, Change as Delta};
 use phantom::{Change, Member};
 use std::ops::{Deref, DerefMut};
@@ -20,7 +20,7 @@ use store::{BatchReservation, Exclusive, Ticket, WriteGuard};
 
 /// A watched key and its state at the time of WATCH.
 pub struct WatchedState {
-    pub(crate) place: Place,
+    pub(crate) place: WatchedId,
     changes: u64,
     sweeps: u64,
     rolls: u64,
@@ -150,7 +150,7 @@ impl Engines {
 
     /// Starts to watch a key. Returns the key's current state, to be passed to
     /// [`Engines::has_changed`].
-    pub fn watch(&self, place: Place) -> WatchedState {
+    pub fn watch(&self, place: WatchedId) -> WatchedState {
         let changes = self.watches.watch(place);
         // Wait for a writer that holds the stripe. Later writers see the watch.
         drop(self.turn(place.1));
@@ -170,7 +170,7 @@ impl Engines {
     }
 
     /// Number of changes of an existence space's ring. Recycling a table makes its pairs unknown.
-    fn rolls(&self, (space, _): Place) -> u64 {
+    fn rolls(&self, (space, _): WatchedId) -> u64 {
         self.existence_by_number(space).map_or(0, |space| space.changes())
     }
 
@@ -329,7 +329,7 @@ impl Engines {
         id: u64,
         changes: &[Delta],
         bounds: &Bounds,
-        once: Once<'_>,
+        once: TokenUse<'_>,
         out: &mut Vec<i64>,
     ) -> Result<(), WriteError> {
         if !self.tokens.is_enabled() {

@@ -8,7 +8,7 @@
 //! The cursor changes when the first pending entry is acknowledged. The next log batch contains the
 //! new cursor (`Groups::encode_changed`).
 
-use crate::changes::{Id, Place, Scope, Start};
+use crate::changes::{ChangeCursor, Id, Scope, Start};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -80,7 +80,7 @@ pub struct Group {
     /// Position of the next delivery.
     pub next: Cursor,
     /// Place of `next` in the log, if known.
-    pub place: Option<Place>,
+    pub place: Option<ChangeCursor>,
     /// Pending entries by id.
     pub pending: BTreeMap<Id, Pending>,
     /// Consumers by name.

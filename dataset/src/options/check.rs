@@ -14,7 +14,7 @@ const MAX_VIEWS: usize = 1024;
 type MissingAllowed<'a> = (&'a dyn Fn(&View) -> bool, &'a dyn Fn(&Action) -> bool);
 
 /// Spaces, views and actions to check; see the module's documentation.
-pub struct Lists<'a> {
+pub struct SchemaLists<'a> {
     /// Counter spaces.
     pub counter: &'a [Counter],
     /// Existence spaces.
@@ -28,12 +28,12 @@ pub struct Lists<'a> {
 /// Key patterns by prefix. Two patterns can match the same key only if one prefix begins with the
 /// other, so only a few patterns must be compared.
 #[derive(Default)]
-struct Known {
+struct PatternIndex {
     by_start: BTreeMap<Vec<u8>, Vec<(usize, Pattern)>>,
     number: usize,
 }
 
-impl Known {
+impl PatternIndex {
     fn add(&mut self, pattern: Pattern) {
         let others = self.by_start.entry(pattern.start().to_vec()).or_default();
         others.push((self.number, pattern));
@@ -53,10 +53,10 @@ impl Known {
     }
 }
 
-impl Lists<'_> {
+impl SchemaLists<'_> {
     /// Checks the lists. The error describes the first inconsistency.
     pub fn check(&self, excused: MissingAllowed<'_>) -> Result<(), String> {
-        let Lists { counter, existence, view, action } = *self;
+        let SchemaLists { counter, existence, view, action } = *self;
         for (what, number, most) in [
             ("counter spaces", counter.len(), MAX_SPACES),
             ("existence spaces", existence.len(), MAX_SPACES),
@@ -110,7 +110,7 @@ impl Lists<'_> {
 
     /// Checks that no two patterns match the same key.
     fn check_patterns(&self) -> Result<(), String> {
-        let mut known = Known::default();
+        let mut known = PatternIndex::default();
         let counters = self
             .counter
             .iter()
@@ -230,7 +230,7 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(31);
         let (mut found, mut none) = (0, 0);
         for _ in 0..2000 {
-            let (mut all, mut known) = (Vec::<Pattern>::new(), Known::default());
+            let (mut all, mut known) = (Vec::<Pattern>::new(), PatternIndex::default());
             for _ in 0..random.usize(1..12) {
                 let text = |random: &mut fastrand::Rng, most: usize| -> String {
                     (0..random.usize(0..most))

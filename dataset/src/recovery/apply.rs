@@ -64,7 +64,9 @@ pub fn apply_record(
         Some(RecordKind::Tokens) => engines.tokens.decode(payload),
         Some(RecordKind::Offsets) => engines.offsets.decode(payload),
         Some(RecordKind::Groups) => engines.groups.decode(payload),
-        Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head | RecordKind::Late)
+        Some(
+            RecordKind::Catalogue | RecordKind::Table | RecordKind::Head | RecordKind::LatePairs,
+        )
         | None => Err(format!("unexpected record of kind {kind}")),
     }
 }

@@ -26,7 +26,7 @@ use crate::recovery::recover_from;
 use crate::snapshot::write::SnapshotWalk;
 use crate::tiering::dropped::remove_dropped;
 use crate::tiering::{SpillLog, filters};
-use crate::tokens::Once;
+use crate::tokens::TokenUse;
 use counter::{Alteration, Bounds, Change};
 use ledger::{Flush, OwnedMember};
 use phantom::{Answer, Layout, Member};
@@ -178,8 +178,11 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
         // In most cases the token has been used before, and it may have expired.
         72..=76 => {
             let token = [random.u8(0..3)];
-            let once =
-                Once { token: &token, is_of_cell: random.bool(), now_s: random.u32(0..TIMES_S) };
+            let once = TokenUse {
+                token: &token,
+                is_of_cell: random.bool(),
+                now_s: random.u32(0..TIMES_S),
+            };
             drop(engines.add_once(rows, id, &change, &Bounds::default(), once, &mut vec![]));
         }
         77..=82 => drop(engines.set(rows, id, &[(field, value)])),

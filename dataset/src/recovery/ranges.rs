@@ -51,7 +51,7 @@ struct Process<'a> {
 }
 
 /// State at the end of a process: the flags that its clients set, and the counts in TM.SPACE LIST.
-struct Known {
+struct KnownRanges {
     set: BTreeSet<Flag>,
     unset: BTreeSet<Flag>,
     pairs: u64,
@@ -63,7 +63,7 @@ fn process(
     options: &Options,
     set: BTreeSet<Flag>,
     does: impl FnOnce(&Process<'_>),
-) -> Known {
+) -> KnownRanges {
     let durability = Arc::new(Durability::new(Fsync::Always));
     let disk = Arc::new(disk.clone());
     let recovered = recover_from(disk, options, &durability, false, |_| ()).unwrap();
@@ -92,7 +92,7 @@ fn process(
     let (set, unset) = (process.set.into_inner(), process.unset.into_inner());
     let engines = current.load();
     let space = &engines.existences()[0];
-    Known { set, unset, pairs: space.pairs(), tables: space.layout().len() }
+    KnownRanges { set, unset, pairs: space.pairs(), tables: space.layout().len() }
 }
 
 impl Process<'_> {
@@ -156,7 +156,7 @@ impl Process<'_> {
 }
 
 /// Recovers this disk and compares the state. Returns the number of files that recovery wrote.
-fn check(disk: &SimDisk, options: &Options, follows: bool, known: &Known) -> u64 {
+fn check(disk: &SimDisk, options: &Options, follows: bool, known: &KnownRanges) -> u64 {
     let durability = Arc::new(Durability::new(Fsync::Always));
     let recovered =
         recover_from(Arc::new(disk.clone()), options, &durability, follows, |_| ()).unwrap();

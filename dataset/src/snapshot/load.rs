@@ -10,7 +10,7 @@ use crate::ring_records::decode_ring;
 use counter::LoadRange;
 use ledger::Ledger;
 use parking_lot::Mutex;
-use phantom::{Late, StoredTable, TableDecoder};
+use phantom::{LatePairs, StoredTable, TableDecoder};
 use std::collections::HashMap;
 use store::{FileEntry, Progress, Role, Store, Tag};
 
@@ -119,7 +119,7 @@ pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
 struct Restored {
     head: Vec<u8>,
     tables: Vec<StoredTable>,
-    late: HashMap<u64, Late>,
+    late: HashMap<u64, LatePairs>,
     forgotten: Vec<(u64, u64)>,
     /// Record of the ring, read after the tables were written; empty if the snapshot does not
     /// contain the space.
@@ -244,9 +244,9 @@ impl Loading<'_> {
                 self.restored.lock().entry(space).or_default().ring.extend_from_slice(chunk);
                 Ok(())
             }
-            Some(RecordKind::Late) => {
+            Some(RecordKind::LatePairs) => {
                 let mut restored = self.restored.lock();
-                Late::take(&mut restored.entry(space).or_default().late, chunk)
+                LatePairs::take(&mut restored.entry(space).or_default().late, chunk)
                     .map_err(|e| e.to_string())
             }
             Some(RecordKind::Forgotten) => {

@@ -242,7 +242,7 @@ pub(crate) fn write_pairs<'s>(
     space
         .encode_late(|bytes| {
             if late.is_none() {
-                late = Some(writer.file(Tag { kind: RecordKind::Late as u32, ..tag })?);
+                late = Some(writer.file(Tag { kind: RecordKind::LatePairs as u32, ..tag })?);
             }
             late.as_mut().map_or(Ok(()), |file| file.write(bytes, 0))
         })

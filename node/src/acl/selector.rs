@@ -543,8 +543,8 @@ impl Selector {
         self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, &needs))
     }
 
-    pub(super) fn may_receive(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
-        self.all_channels || self.allows_channel(name, kind == pubsub::Kind::Pattern)
+    pub(super) fn may_receive(&self, kind: pubsub::ChannelKind, name: &[u8]) -> bool {
+        self.all_channels || self.allows_channel(name, kind == pubsub::ChannelKind::Pattern)
     }
 
     pub(super) fn allows_all_channels(&self) -> bool {

@@ -227,7 +227,7 @@ impl User {
     }
 
     /// Whether a selector allows a subscription.
-    pub fn may_receive(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
+    pub fn may_receive(&self, kind: pubsub::ChannelKind, name: &[u8]) -> bool {
         self.selectors.iter().any(|selector| selector.may_receive(kind, name))
     }
 
@@ -413,7 +413,7 @@ mod tests {
     /// Only a removed channel rule requires a check of the subscriptions.
     #[test]
     fn rules_about_channels_are_compared_as_they_stand() {
-        use crate::runtime::pubsub::Kind::{Channel, Pattern, Shard};
+        use crate::runtime::pubsub::ChannelKind::{Channel, Pattern, Shard};
         let user = |rules: &str| {
             let mut user = User::new("u");
             user.apply_all(&rules.split(' ').collect::<Vec<_>>()).unwrap();

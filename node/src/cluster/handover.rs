@@ -11,10 +11,10 @@
 //!    the whole log. The pause has no timeout, because a write accepted after a timeout could be
 //!    lost.
 //! 3. All requests are paused. The master adopts the next topology durably. From then on the master
-//! never serves these slots again.
+//!    never serves these slots again.
 //! 4. The other reachable replicas receive the topology. If the master crashes, no controller can
-//! promote one of these replicas with the slots. Then the new owners receive the topology and
-//! become masters.
+//!    promote one of these replicas with the slots. Then the new owners receive the topology and
+//!    become masters.
 //! 5. Requests resume. Requests for these slots are redirected. All other nodes receive the
 //!    topology.
 //!

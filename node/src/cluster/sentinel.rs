@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// Host and port.
-pub type Place = (String, u16);
+pub type SentinelAddress = (String, u16);
 
 /// A Sentinel's view of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,9 +19,9 @@ pub struct SentinelReply {
     /// Configuration epoch of the shard.
     pub epoch: u64,
     /// Address of the master.
-    pub master: Place,
+    pub master: SentinelAddress,
     /// Replicas that this Sentinel can reach.
-    pub replicas: Vec<Place>,
+    pub replicas: Vec<SentinelAddress>,
 }
 
 /// Views of all Sentinels, by Sentinel and shard.
@@ -31,7 +31,7 @@ pub struct Sentinels {
 }
 
 /// Parses `host:port` or `[host]:port`.
-fn place(text: &str) -> Option<Place> {
+fn place(text: &str) -> Option<SentinelAddress> {
     let (host, port) = text.rsplit_once(':')?;
     let host = host.trim_matches(['[', ']']);
     let port = port.parse().ok().filter(|port| *port > 0)?;
@@ -39,7 +39,7 @@ fn place(text: &str) -> Option<Place> {
 }
 
 /// Returns the addresses of the configured Sentinels.
-pub fn places(config: &Config) -> Vec<Place> {
+pub fn places(config: &Config) -> Vec<SentinelAddress> {
     config.cluster.sentinels.iter().filter_map(|text| place(text)).collect()
 }
 
@@ -80,7 +80,7 @@ pub fn check(config: &Config) -> Result<(), String> {
 }
 
 /// Derives a node id from an address.
-pub fn id_of((host, port): &Place) -> String {
+pub fn id_of((host, port): &SentinelAddress) -> String {
     let half =
         |seed| xxhash_rust::xxh3::xxh3_128_with_seed(format!("{host} {port}").as_bytes(), seed);
     let mut id = format!("{:032x}{:032x}", half(0), half(1));
@@ -102,16 +102,17 @@ impl Sentinels {
 
     /// Returns the master that most Sentinels name in the highest epoch. In a tie the current
     /// master wins.
-    fn of_shard(&self, shard: usize, now: Option<&Place>) -> Option<SentinelReply> {
+    fn of_shard(&self, shard: usize, now: Option<&SentinelAddress>) -> Option<SentinelReply> {
         let said = || self.said.iter().filter(|((_, of), _)| *of == shard).map(|(_, said)| said);
         let epoch = said().map(|said| said.epoch).max()?;
-        let mut votes: BTreeMap<&Place, usize> = BTreeMap::new();
+        let mut votes: BTreeMap<&SentinelAddress, usize> = BTreeMap::new();
         let newest = || said().filter(|said| said.epoch == epoch);
         newest().for_each(|said| *votes.entry(&said.master).or_default() += 1);
         let (master, _) =
             votes.into_iter().max_by_key(|(master, votes)| (*votes, now == Some(*master)))?;
         let of_it = newest().filter(|said| said.master == *master);
-        let replicas: BTreeSet<Place> = of_it.flat_map(|said| said.replicas.clone()).collect();
+        let replicas: BTreeSet<SentinelAddress> =
+            of_it.flat_map(|said| said.replicas.clone()).collect();
         let replicas = replicas.into_iter().filter(|place| place != master).collect();
         Some(SentinelReply { epoch, master: master.clone(), replicas })
     }
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
     use crate::cluster::Server;
 
-    fn at(port: u16) -> Place {
+    fn at(port: u16) -> SentinelAddress {
         ("127.0.0.1".to_owned(), port)
     }
 

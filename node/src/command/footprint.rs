@@ -7,7 +7,7 @@
 
 use crate::command::among;
 use crate::command::id_list::Ids;
-use crate::command::spec::{KeyArgs, MEMBER, Of, Spec, flag};
+use crate::command::spec::{IdTarget, KeyArgs, MEMBER, Spec, flag};
 use crate::command::stream_options;
 use crate::command::streams;
 use dataset::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyRef, NO_MEMBER, View};
@@ -16,7 +16,7 @@ use resp::{Args, natural};
 use std::cell::LazyCell;
 
 /// An object that a request reads or changes.
-pub enum Touch<'a> {
+pub enum TouchedObject<'a> {
     /// A row of counters, or one of its cells.
     Row(&'a CounterSpace, u64),
     /// A pair; `None` means all pairs of the id.
@@ -25,19 +25,21 @@ pub enum Touch<'a> {
     Shown(&'a View, u64, Member<'a>),
 }
 
-impl Touch<'_> {
+impl TouchedObject<'_> {
     /// Returns the object's id.
     #[inline]
     pub fn id(&self) -> u64 {
         match self {
-            Touch::Row(_, id) | Touch::Pair(_, id, _) | Touch::Shown(_, id, _) => *id,
+            TouchedObject::Row(_, id)
+            | TouchedObject::Pair(_, id, _)
+            | TouchedObject::Shown(_, id, _) => *id,
         }
     }
 }
 
 /// Object that a request names before its ids.
 #[derive(Clone, Copy)]
-enum Named<'a> {
+enum NamedObject<'a> {
     Rows(&'a CounterSpace),
     Pairs(&'a ExistenceSpace),
     Action(&'a Action),
@@ -48,7 +50,7 @@ enum Named<'a> {
 
 /// Key or id that determines the cluster node of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placed<'a> {
+pub enum RoutedBy<'a> {
     /// A key of the request.
     Key(&'a [u8]),
     /// An id in the request.
@@ -85,24 +87,24 @@ impl<'a> Footprint<'a> {
     /// Returns the footprint of the action that an option runs: `FEED.GET ... MARK`.
     pub fn marked(&self) -> Option<Footprint<'a>> {
         let name = self.spec.mark(self.args)?;
-        Some(Footprint { keys: KeyArgs::ids_of(Of::Action), name, ..*self })
+        Some(Footprint { keys: KeyArgs::ids_of(IdTarget::Action), name, ..*self })
     }
 
     /// Returns the footprint of the option AMONG: all pairs of each id in the space of the flag.
     pub fn among(&self) -> Option<Footprint<'a>> {
         let at = among::position(self.args)?;
-        Some(Footprint { keys: KeyArgs::ids_of(Of::RowsAndPairs), name: at + 1, ..*self })
+        Some(Footprint { keys: KeyArgs::ids_of(IdTarget::RowsAndPairs), name: at + 1, ..*self })
     }
 
     /// Calls `each` for each accessed object, with the position of the argument that names it.
-    pub fn each(&self, each: impl FnMut(usize, Touch<'a>)) {
+    pub fn each(&self, each: impl FnMut(usize, TouchedObject<'a>)) {
         self.walk(|_| None, each);
     }
 
     /// Like [`Footprint::each`], but only for the first key or id and its first member. Used for
     /// pipelines of small commands.
     #[inline]
-    pub fn first(&self, mut each: impl FnMut(Touch<'a>)) {
+    pub fn first(&self, mut each: impl FnMut(TouchedObject<'a>)) {
         let mut each = |_, touch| each(touch);
         match self.keys {
             KeyArgs::None | KeyArgs::Streams(_) => {}
@@ -112,7 +114,7 @@ impl<'a> Footprint<'a> {
             }
             KeyArgs::Shown => {
                 if let Some((view, id)) = self.shown() {
-                    each(1, Touch::Shown(view, id, Member::parse(self.args.at(3))));
+                    each(1, TouchedObject::Shown(view, id, Member::parse(self.args.at(3))));
                 }
             }
             KeyArgs::Ids(of, at, _) => {
@@ -128,14 +130,14 @@ impl<'a> Footprint<'a> {
     pub fn is_exact(&self) -> bool {
         self.engines.ledgers().next().is_some()
             && (self.spec.has(flag::WRITE)
-                || self.keys == KeyArgs::ids_of(Of::Action)
+                || self.keys == KeyArgs::ids_of(IdTarget::Action)
                 || exact(self.spec, self.args).is_some())
     }
 
     /// Like [`Footprint::each`], but skips ids newer than all data on disk. Most requests only
     /// access such ids, and one comparison filters them. `is_exact` is the result of
     /// [`Footprint::is_exact`].
-    pub fn old(&self, is_exact: bool, mut each: impl FnMut(Touch<'a>)) {
+    pub fn old(&self, is_exact: bool, mut each: impl FnMut(TouchedObject<'a>)) {
         self.walk(|named| Some(self.cold_end(named, is_exact)), |_, touch| each(touch));
     }
 
@@ -165,8 +167,8 @@ impl<'a> Footprint<'a> {
                 )
             }
             KeyArgs::Ids(of, first, step) => {
-                if of == Of::Action
-                    && let Some(Named::Action(action)) = self.named(of)
+                if of == IdTarget::Action
+                    && let Some(NamedObject::Action(action)) = self.named(of)
                     && action.counts_member()
                 {
                     natural(self.args.at(MEMBER)).into_iter().for_each(&mut each);
@@ -183,15 +185,15 @@ impl<'a> Footprint<'a> {
 
     /// Calls `each` for each key or id that determines the request's cluster node. Streams of
     /// changes are omitted, since each node has its own.
-    pub fn placed(&self, mut each: impl FnMut(Placed<'a>)) {
+    pub fn placed(&self, mut each: impl FnMut(RoutedBy<'a>)) {
         match self.keys {
             KeyArgs::None | KeyArgs::Streams(_) => {}
             KeyArgs::Keys(..) | KeyArgs::Shown => key_positions(self.spec, self.args)
                 .map(|at| self.args.at(at))
                 .filter(|key| !streams::is_stream(key))
-                .for_each(|key| each(Placed::Key(key))),
+                .for_each(|key| each(RoutedBy::Key(key))),
             // The node depends on the ids alone, not on the space.
-            KeyArgs::Ids(..) => _ = self.ids(|id| each(Placed::Id(id))),
+            KeyArgs::Ids(..) => _ = self.ids(|id| each(RoutedBy::Id(id))),
         }
     }
 
@@ -201,7 +203,11 @@ impl<'a> Footprint<'a> {
     }
 
     /// Calls `each` for each accessed object. `end` may return an exclusive upper bound for ids.
-    fn walk(&self, end: impl Fn(Named<'a>) -> Option<u64>, mut each: impl FnMut(usize, Touch<'a>)) {
+    fn walk(
+        &self,
+        end: impl Fn(NamedObject<'a>) -> Option<u64>,
+        mut each: impl FnMut(usize, TouchedObject<'a>),
+    ) {
         match self.keys {
             KeyArgs::None | KeyArgs::Streams(_) => {}
             KeyArgs::Keys(..) => {
@@ -215,9 +221,9 @@ impl<'a> Footprint<'a> {
             }
             KeyArgs::Shown => {
                 if let Some((view, id)) = self.shown()
-                    && end(Named::View(view)).is_none_or(|end| id < end)
+                    && end(NamedObject::View(view)).is_none_or(|end| id < end)
                 {
-                    each(1, Touch::Shown(view, id, Member::parse(self.args.at(3))));
+                    each(1, TouchedObject::Shown(view, id, Member::parse(self.args.at(3))));
                 }
             }
             KeyArgs::Ids(of, first, step) => {
@@ -227,9 +233,9 @@ impl<'a> Footprint<'a> {
                     for (at, part, id) in entries(among::before(self.args), first) {
                         let part = std::iter::once(view).chain(self.engines.then(view)).nth(part);
                         if let Some(view) = part
-                            && end(Named::View(view)).is_none_or(|end| id < end)
+                            && end(NamedObject::View(view)).is_none_or(|end| id < end)
                         {
-                            each(at, Touch::Shown(view, id, *member));
+                            each(at, TouchedObject::Shown(view, id, *member));
                         }
                     }
                     return;
@@ -255,22 +261,22 @@ impl<'a> Footprint<'a> {
         &self,
         at: usize,
         members: impl FnOnce() -> M,
-        mut each: impl FnMut(usize, Touch<'a>),
+        mut each: impl FnMut(usize, TouchedObject<'a>),
     ) {
         match self.key(at) {
             Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => {
-                each(at, Touch::Row(space, id));
+                each(at, TouchedObject::Row(space, id));
             }
             Some(KeyRef::Pair { space, id }) if !space.has_members => {
-                each(at, Touch::Pair(space, id, Some(NO_MEMBER)));
+                each(at, TouchedObject::Pair(space, id, Some(NO_MEMBER)));
             }
             Some(KeyRef::Pair { space, id }) => {
                 let members = members();
                 if members.len() == 0 {
-                    each(at, Touch::Pair(space, id, None));
+                    each(at, TouchedObject::Pair(space, id, None));
                 }
                 members.for_each(|member| {
-                    each(at, Touch::Pair(space, id, Some(Member::parse(member))));
+                    each(at, TouchedObject::Pair(space, id, Some(Member::parse(member))));
                 });
             }
             None => {}
@@ -280,29 +286,29 @@ impl<'a> Footprint<'a> {
     #[inline]
     fn touch_id(
         &self,
-        named: Named<'a>,
+        named: NamedObject<'a>,
         at: usize,
         id: u64,
         member: impl FnOnce() -> Member<'a>,
-        mut each: impl FnMut(usize, Touch<'a>),
+        mut each: impl FnMut(usize, TouchedObject<'a>),
     ) {
         match named {
-            Named::Rows(space) => each(at, Touch::Row(space, id)),
-            Named::Pairs(space) => each(at, Touch::Pair(space, id, Some(member()))),
-            Named::View(view) => each(at, Touch::Shown(view, id, member())),
-            Named::RowsAndPairs(space) => {
+            NamedObject::Rows(space) => each(at, TouchedObject::Row(space, id)),
+            NamedObject::Pairs(space) => each(at, TouchedObject::Pair(space, id, Some(member()))),
+            NamedObject::View(view) => each(at, TouchedObject::Shown(view, id, member())),
+            NamedObject::RowsAndPairs(space) => {
                 self.engines
                     .related_counter_spaces(space)
-                    .for_each(|rows| each(at, Touch::Row(rows, id)));
+                    .for_each(|rows| each(at, TouchedObject::Row(rows, id)));
                 let flags = self.engines.related_existence_spaces(space);
-                flags.for_each(|flags| each(at, Touch::Pair(flags, id, None)));
+                flags.for_each(|flags| each(at, TouchedObject::Pair(flags, id, None)));
             }
-            Named::Flags(space) => each(at, Touch::Pair(space, id, None)),
-            Named::Action(action) => {
+            NamedObject::Flags(space) => each(at, TouchedObject::Pair(space, id, None)),
+            NamedObject::Action(action) => {
                 let (flags, counters) = self.engines.spaces_of(action);
                 let member = member();
-                each(at, Touch::Pair(flags, id, Some(member)));
-                each(at, Touch::Row(counters, id));
+                each(at, TouchedObject::Pair(flags, id, Some(member)));
+                each(at, TouchedObject::Row(counters, id));
                 if action.is_wide() {
                     self.touch_beside(action, at, id, member, each);
                 }
@@ -318,61 +324,62 @@ impl<'a> Footprint<'a> {
         at: usize,
         id: u64,
         member: Member<'a>,
-        mut each: impl FnMut(usize, Touch<'a>),
+        mut each: impl FnMut(usize, TouchedObject<'a>),
     ) {
         for (space, of_member) in self.engines.beside(action) {
             match member {
-                _ if !of_member => each(at, Touch::Row(space, id)),
-                Member::Number(member) => each(at, Touch::Row(space, member)),
+                _ if !of_member => each(at, TouchedObject::Row(space, id)),
+                Member::Number(member) => each(at, TouchedObject::Row(space, member)),
                 Member::Bytes(_) => {}
             }
         }
     }
 
     /// Returns the view if each of its entries has several ids.
-    fn joined(&self, of: Of) -> Option<&'a View> {
-        let view = if of == Of::View { self.engines.view(self.args.at(self.name)) } else { None };
+    fn joined(&self, of: IdTarget) -> Option<&'a View> {
+        let view =
+            if of == IdTarget::View { self.engines.view(self.args.at(self.name)) } else { None };
         view.filter(|view| view.is_joined())
     }
 
     #[inline]
-    fn named(&self, of: Of) -> Option<Named<'a>> {
+    fn named(&self, of: IdTarget) -> Option<NamedObject<'a>> {
         let name = self.args.at(self.name);
         match of {
-            Of::Rows => self.engines.counter(name).map(Named::Rows),
-            Of::Pairs => self.engines.existence(name).map(Named::Pairs),
-            Of::Action => self.engines.action(name).map(Named::Action),
-            Of::View => self.engines.view(name).map(Named::View),
-            Of::RowsAndPairs => {
-                let rows = self.engines.counter(name).map(Named::RowsAndPairs);
-                rows.or_else(|| self.engines.existence(name).map(Named::Flags))
+            IdTarget::Rows => self.engines.counter(name).map(NamedObject::Rows),
+            IdTarget::Pairs => self.engines.existence(name).map(NamedObject::Pairs),
+            IdTarget::Action => self.engines.action(name).map(NamedObject::Action),
+            IdTarget::View => self.engines.view(name).map(NamedObject::View),
+            IdTarget::RowsAndPairs => {
+                let rows = self.engines.counter(name).map(NamedObject::RowsAndPairs);
+                rows.or_else(|| self.engines.existence(name).map(NamedObject::Flags))
             }
         }
     }
 
     /// Returns the exclusive upper bound of ids on disk. There is no bound if the request reads a
     /// ledger on disk.
-    fn cold_end(&self, named: Named<'a>, is_exact: bool) -> u64 {
+    fn cold_end(&self, named: NamedObject<'a>, is_exact: bool) -> u64 {
         let engines = self.engines;
         let of_pairs = |space: &ExistenceSpace| match space.ledger() {
             Some(ledger) if is_exact && ledger.ledger().has_runs() => u64::MAX,
             _ => space.cold().end(),
         };
         match named {
-            Named::Rows(space) => space.cold_end(),
-            Named::Pairs(space) => of_pairs(space),
-            Named::Action(action) => {
+            NamedObject::Rows(space) => space.cold_end(),
+            NamedObject::Pairs(space) => of_pairs(space),
+            NamedObject::Action(action) => {
                 let (flags, counters) = engines.spaces_of(action);
                 counters.cold_end().max(of_pairs(flags))
             }
-            Named::RowsAndPairs(space) => engines
+            NamedObject::RowsAndPairs(space) => engines
                 .related_counter_spaces(space)
                 .map(|space| space.cold_end())
                 .max()
                 .unwrap_or(0),
             // The command reads no cold pairs.
-            Named::Flags(_) => 0,
-            Named::View(view) => {
+            NamedObject::Flags(_) => 0,
+            NamedObject::View(view) => {
                 let rows = engines.sources(view).map(|space| space.cold_end());
                 rows.chain(engines.flags(view).map(of_pairs)).max().unwrap_or(0)
             }

@@ -87,12 +87,12 @@ pub enum KeyArgs {
     Shown,
     /// Ids of the space, view or action in the first argument: position of the first id, and the
     /// step. Options may follow the ids.
-    Ids(Of, usize, usize),
+    Ids(IdTarget, usize, usize),
 }
 
 /// Kind of object that the ids belong to. A member precedes the ids, except for rows and FORGET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Of {
+pub enum IdTarget {
     /// Ids of a counter space.
     Rows,
     /// Ids of an existence space.
@@ -120,7 +120,7 @@ pub const MEMBER: usize = 2;
 
 impl KeyArgs {
     /// Returns the positions of ids that follow a name and a member.
-    pub const fn ids_of(of: Of) -> KeyArgs {
+    pub const fn ids_of(of: IdTarget) -> KeyArgs {
         KeyArgs::Ids(of, MEMBER + 1, 1)
     }
 
@@ -201,14 +201,14 @@ impl Spec {
     /// Whether a request that reads flags also sets them: `PH.UNSEEN ... MARK`.
     pub fn sets_flags(&self, args: Args<'_>) -> bool {
         self.has(flag::MAY_WRITE)
-            && self.keys == KeyArgs::ids_of(Of::Pairs)
+            && self.keys == KeyArgs::ids_of(IdTarget::Pairs)
             && Options::new(args, MEMBER + 1).any(|option| option == UnseenOption::Mark)
     }
 
     /// Returns the position of the action that the request performs in addition to reading:
     /// `FEED.GET ... MARK`.
     pub fn mark(&self, args: Args<'_>) -> Option<usize> {
-        if !self.has(flag::MAY_WRITE) || self.keys == KeyArgs::ids_of(Of::Pairs) {
+        if !self.has(flag::MAY_WRITE) || self.keys == KeyArgs::ids_of(IdTarget::Pairs) {
             return None;
         }
         // Starts after the view and the viewer, since either may be named MARK.

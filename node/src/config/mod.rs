@@ -13,7 +13,7 @@ mod sections;
 use dataset::Options;
 use dataset::catalogue::{Catalogue, Described};
 pub(crate) use dataset::options::Key;
-use dataset::options::check::Lists;
+use dataset::options::check::SchemaLists;
 use dataset::options::units::Unit;
 pub use dataset::options::{
     Action, Counter, Existence, Expire, Fsync, LedgerMode, Spill, Tokens, View,
@@ -339,7 +339,7 @@ impl Config {
         Ingest::check(&self.ingest).map_err(ConfigError::Invalid)?;
         let Config { counter, existence, view, action, .. } = self;
         let is_default = |view: &View| defaults::is_view(counter, existence, view);
-        let lists = Lists { counter, existence, view, action };
+        let lists = SchemaLists { counter, existence, view, action };
         lists.check((&is_default, &defaults::is_action)).map_err(ConfigError::Invalid)
     }
 }

@@ -1,6 +1,6 @@
 //! Metrics of the INFO section Cold.
 
-use super::metric::Kind::{Counter, Gauge};
+use super::metric::MetricKind::{Counter, Gauge};
 use super::sample::{SampleMetric, field, metric_without_field};
 
 /// Metrics of INFO's section Cold.

@@ -1,7 +1,7 @@
 //! Metrics by command, and errors by their code.
 
 use super::encode::{Distribution, Durations, write_all};
-use super::metric::Kind::Counter;
+use super::metric::MetricKind::Counter;
 use super::metric::{Metric, Value};
 use crate::command::table::with_numbers;
 use crate::roles::node::Node;

@@ -1,6 +1,6 @@
 //! Writes metrics and histograms with their labels to the Prometheus encoder.
 
-use super::metric::{Described, Kind, Metric, Unit, Value};
+use super::metric::{Described, Metric, MetricKind, Unit, Value};
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit as Suffix;
@@ -44,8 +44,8 @@ pub(super) fn write_all<S: ?Sized, L: Labels>(
     for family in metrics.chunk_by(|a, b| a.name == b.name) {
         let unit = suffix_of(family[0].unit);
         let kind = match family[0].kind {
-            Kind::Counter => MetricType::Counter,
-            Kind::Gauge | Kind::Histogram => MetricType::Gauge,
+            MetricKind::Counter => MetricType::Counter,
+            MetricKind::Gauge | MetricKind::Histogram => MetricType::Gauge,
         };
         let mut out =
             encoder.encode_descriptor(family[0].name, family[0].help, unit.as_ref(), kind)?;
@@ -69,12 +69,14 @@ pub(super) fn write_all<S: ?Sized, L: Labels>(
     Ok(())
 }
 
-fn write_value(kind: Kind, value: Value, out: &mut MetricEncoder<'_>) -> Result {
+fn write_value(kind: MetricKind, value: Value, out: &mut MetricEncoder<'_>) -> Result {
     match (kind, value) {
-        (Kind::Counter, Value::Int(value)) => {
+        (MetricKind::Counter, Value::Int(value)) => {
             out.encode_counter::<NoLabelSet, _, u64>(&value, None)
         }
-        (Kind::Counter, value) => out.encode_counter::<NoLabelSet, _, u64>(&value.as_f64(), None),
+        (MetricKind::Counter, value) => {
+            out.encode_counter::<NoLabelSet, _, u64>(&value.as_f64(), None)
+        }
         (_, Value::Int(value)) => out.encode_gauge(&value),
         (_, value) => out.encode_gauge(&value.as_f64()),
     }
@@ -98,7 +100,7 @@ impl Distribution {
         Described {
             name: format!("{}_seconds", self.name),
             labels: String::new(),
-            kind: Kind::Histogram,
+            kind: MetricKind::Histogram,
             help: self.help,
             field: "",
             per_unit: 1.0,

@@ -1,14 +1,14 @@
 //! Metrics by event source. INFO has one line per source.
 
 use super::encode::write_all;
-use super::metric::Kind::{Counter, Gauge};
+use super::metric::MetricKind::{Counter, Gauge};
 use super::metric::{Metric, Value};
 use crate::roles::node::Node;
-use crate::runtime::ingest::{Source, State};
+use crate::runtime::ingest::{IngestSource, SourceState};
 use prometheus_client::encoding::DescriptorEncoder;
 use std::sync::atomic::Ordering::Relaxed;
 
-type SourceMetric = Metric<Source>;
+type SourceMetric = Metric<IngestSource>;
 
 /// Metrics of a source, as in the line `ingest_likes:` of INFO.
 pub const SOURCES: &[SourceMetric] = &[
@@ -17,7 +17,10 @@ pub const SOURCES: &[SourceMetric] = &[
         Gauge,
         "tidemark_ingest_running",
         "1 while events of all partitions are consumed; 0 on a replica.",
-        |s| (s.ingest_progress().state == State::Running && !s.partitions.lock().is_empty()).into(),
+        |s| {
+            (s.ingest_progress().state == SourceState::Running && !s.partitions.lock().is_empty())
+                .into()
+        },
     ),
     SourceMetric::new(
         "lag",

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Increases until a restart or CONFIG RESETSTAT. The name of a counter in `/metrics` ends in
     /// `_total`.
     Counter,
@@ -88,7 +88,7 @@ pub struct Metric<S: ?Sized> {
     /// Label that distinguishes adjacent metrics with the same name.
     pub(super) label: Option<(&'static str, &'static str)>,
     pub(super) unit: Unit,
-    pub(super) kind: Kind,
+    pub(super) kind: MetricKind,
     pub(super) help: &'static str,
     /// Number of units of the INFO field in one `unit`.
     pub(super) per_unit: f64,
@@ -98,7 +98,7 @@ pub struct Metric<S: ?Sized> {
 impl<S: ?Sized> Metric<S> {
     pub(crate) const fn new(
         field: &'static str,
-        kind: Kind,
+        kind: MetricKind,
         name: &'static str,
         help: &'static str,
         read: fn(&S) -> Value,
@@ -141,7 +141,7 @@ impl<S: ?Sized> Metric<S> {
     }
 
     pub(super) fn full_name(&self) -> String {
-        let total = if self.kind == Kind::Counter { "_total" } else { "" };
+        let total = if self.kind == MetricKind::Counter { "_total" } else { "" };
         format!("{}{}{total}", self.name, self.unit.suffix())
     }
 
@@ -171,7 +171,7 @@ pub struct Described {
     /// Labels; `...` is a placeholder for a configured name.
     pub labels: String,
     /// Kind of the metric.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Meaning of the metric.
     pub help: &'static str,
     /// Field of INFO with the same value; empty if there is none.

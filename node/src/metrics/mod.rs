@@ -21,7 +21,7 @@ mod text;
 
 pub use cold::COLD;
 pub use ingest::SOURCES;
-pub use metric::{Described, Kind, Metric, lines, pairs};
+pub use metric::{Described, Metric, MetricKind, lines, pairs};
 pub use persistence::PERSISTENCE;
 pub use sample::{CONNECTION_BYTES, Sample, buffer_bytes};
 pub use server::CLIENTS;
@@ -81,7 +81,7 @@ mod tests {
         let mut seen = BTreeSet::new();
         for metric in all() {
             assert!(seen.insert((metric.name.clone(), metric.labels.clone())), "{metric:?}");
-            let (name, is_counter) = (&metric.name, metric.kind == Kind::Counter);
+            let (name, is_counter) = (&metric.name, metric.kind == MetricKind::Counter);
             assert_eq!(name.ends_with("_total"), is_counter, "{name}");
             assert!(name.starts_with("tidemark_") || name.starts_with("process_"), "{name}");
             assert!(metric.help.ends_with('.') && !metric.help.contains('\n'), "{name}");

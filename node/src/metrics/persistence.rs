@@ -1,8 +1,8 @@
 //! Metrics of INFO's section Persistence.
 
-use super::metric::Kind::{Counter, Gauge};
+use super::metric::MetricKind::{Counter, Gauge};
 use super::sample::{SampleMetric, field, metric_without_field};
-use crate::roles::backup_state::{BackupOutcome, Kept};
+use crate::roles::backup_state::{ArchiveState, BackupOutcome};
 
 /// Metrics of INFO's section Persistence.
 pub const PERSISTENCE: &[SampleMetric] = &[
@@ -108,7 +108,7 @@ pub const PERSISTENCE: &[SampleMetric] = &[
     )
     .seconds(),
     metric_without_field(Gauge, "tidemark_backup_log_kept", "0 if archiving the log fails.", |s| {
-        (!matches!(s.backups().kept, Kept::Failed(_))).into()
+        (!matches!(s.backups().kept, ArchiveState::Failed(_))).into()
     }),
     field(
         "backup_log_offset",
@@ -116,8 +116,8 @@ pub const PERSISTENCE: &[SampleMetric] = &[
         "tidemark_backup_log_position",
         "End offset of the archived log; 0 if archiving is off or fails.",
         |s| match s.backups().kept {
-            Kept::UpTo(offset) => offset.into(),
-            Kept::Off | Kept::Failed(_) => 0u64.into(),
+            ArchiveState::UpTo(offset) => offset.into(),
+            ArchiveState::Off | ArchiveState::Failed(_) => 0u64.into(),
         },
     )
     .bytes(),

@@ -1,7 +1,7 @@
 //! Metrics of INFO's section Replication, and of each replica.
 
 use super::encode::write_all;
-use super::metric::Kind::{Counter, Gauge};
+use super::metric::MetricKind::{Counter, Gauge};
 use super::metric::{Metric, Value};
 use super::sample::{Sample, SampleMetric, field, metric_without_field};
 use crate::roles::{ConnectedReplica, LinkState};

@@ -1,7 +1,7 @@
 //! Values shared by the metrics of one INFO or one scrape.
 
 use super::metric::{self, Metric, Value};
-use crate::roles::Link;
+use crate::roles::ReplicaLinkStatus;
 use crate::roles::backup_state::Status;
 use crate::roles::node::Node;
 use crate::runtime::clients::Client;
@@ -25,7 +25,7 @@ pub struct Sample {
     positions: OnceCell<(Position, Position)>,
     saved: OnceCell<SnapshotStatus>,
     cold: OnceCell<ColdSums>,
-    link: OnceCell<Option<Link>>,
+    link: OnceCell<Option<ReplicaLinkStatus>>,
     backups: OnceCell<Status>,
     tokens: OnceCell<TokenStats>,
     damaged: OnceCell<Vec<(String, usize)>>,
@@ -95,7 +95,7 @@ impl Sample {
     }
 
     /// Returns the state of the link to the master; `None` on a master.
-    pub(super) fn link(&self) -> Option<&Link> {
+    pub(super) fn link(&self) -> Option<&ReplicaLinkStatus> {
         let replication = &self.node.replication;
         let link = || replication.master().map(|_| replication.link.lock().clone());
         self.link.get_or_init(link).as_ref()
@@ -185,7 +185,7 @@ pub(super) type Read = fn(&Sample) -> Value;
 /// Declares a metric with the same value as a field of INFO.
 pub(super) const fn field(
     field: &'static str,
-    kind: metric::Kind,
+    kind: metric::MetricKind,
     name: &'static str,
     help: &'static str,
     read: Read,
@@ -195,7 +195,7 @@ pub(super) const fn field(
 
 /// Declares a metric without a field of INFO.
 pub(super) const fn metric_without_field(
-    kind: metric::Kind,
+    kind: metric::MetricKind,
     name: &'static str,
     help: &'static str,
     read: Read,

@@ -1,11 +1,11 @@
 //! Metrics of INFO's sections Server, Clients and Memory.
 
-use super::metric::Kind::{Counter, Gauge};
+use super::metric::MetricKind::{Counter, Gauge};
 use super::metric::Value;
 use super::sample::{
     CONNECTION_BYTES, Read, SampleMetric, buffer_bytes, field, metric_without_field,
 };
-use crate::runtime::clients::{Client, Kind as ClientKind};
+use crate::runtime::clients::{Client, ClientKind};
 use crate::runtime::process_memory::resident_bytes;
 use dataset::clock::unix_us;
 use std::sync::atomic::Ordering::Relaxed;

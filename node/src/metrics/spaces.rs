@@ -1,7 +1,7 @@
 //! Metrics by space. INFO has one line per space.
 
 use super::encode::{Labels, write_all};
-use super::metric::Kind::{Counter, Gauge};
+use super::metric::MetricKind::{Counter, Gauge};
 use super::metric::{Metric, Value};
 use crate::roles::node::Node;
 use dataset::cold::ledger::PairLedger;

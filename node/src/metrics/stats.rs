@@ -1,6 +1,6 @@
 //! Metrics of INFO's section Stats.
 
-use super::metric::Kind::{Counter, Gauge};
+use super::metric::MetricKind::{Counter, Gauge};
 use super::sample::{Read, SampleMetric, field};
 use crate::acl::Reason;
 use crate::runtime::counters::LongestTurns;
@@ -133,14 +133,14 @@ pub const STATS: &[SampleMetric] = &[
         Gauge,
         "tidemark_pubsub_channels",
         "Channels with subscribers.",
-        |s| s.node.channels.len(pubsub::Kind::Channel).into(),
+        |s| s.node.channels.len(pubsub::ChannelKind::Channel).into(),
     ),
     field(
         "pubsub_patterns",
         Gauge,
         "tidemark_pubsub_patterns",
         "Patterns with subscribers.",
-        |s| s.node.channels.len(pubsub::Kind::Pattern).into(),
+        |s| s.node.channels.len(pubsub::ChannelKind::Pattern).into(),
     ),
     field(
         "tracking_total_keys",

@@ -6,7 +6,7 @@
 //! sync replaces the node.
 
 use crate::config::Config;
-use crate::roles::backup_state::{BackupThreadState, Kept};
+use crate::roles::backup_state::{ArchiveState, BackupThreadState};
 use crate::roles::node::{Host, Node};
 use crate::runtime::utc;
 use dataset::clock::unix_ms;
@@ -130,7 +130,7 @@ impl BackupThreadState {
         let keeps_log = config.keep_log_s > 0 && !config.dir.as_os_str().is_empty();
         if !keeps_log {
             node.store.keep_log_from(u64::MAX);
-            node.backups.shared.lock().kept = Kept::Off;
+            node.backups.shared.lock().kept = ArchiveState::Off;
             self.archive = None;
         }
         if config.dir.as_os_str().is_empty() {
@@ -256,22 +256,22 @@ impl BackupThreadState {
         let mut shared = node.backups.shared.lock();
         shared.kept = match outcome {
             Ok(offset) => {
-                if let Kept::Failed(_) = shared.kept {
+                if let ArchiveState::Failed(_) = shared.kept {
                     tracing::info!("log archiving resumed, archived up to offset {offset}");
                 }
-                Kept::UpTo(offset)
+                ArchiveState::UpTo(offset)
             }
             Err(_) if is_over() => return,
             Err(error) => {
                 let why = format!("{error}. {}", error.advice_outside_data_folder());
                 let is_known = match &shared.kept {
-                    Kept::Failed(said) => store::gist(said) == store::gist(&why),
+                    ArchiveState::Failed(said) => store::gist(said) == store::gist(&why),
                     _ => false,
                 };
                 if !is_known {
                     tracing::error!("cannot archive the log: {why}");
                 }
-                Kept::Failed(why.into())
+                ArchiveState::Failed(why.into())
             }
         };
     }

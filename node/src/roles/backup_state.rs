@@ -40,7 +40,7 @@ impl BackupOutcome {
 
 /// The last finished backup.
 #[derive(Clone)]
-pub struct Ended {
+pub struct FinishedBackup {
     /// Folder of the backup.
     pub folder: PathBuf,
     /// Outcome of the backup.
@@ -53,7 +53,7 @@ pub struct Ended {
 
 /// State of the log archive.
 #[derive(Clone, Default)]
-pub enum Kept {
+pub enum ArchiveState {
     /// There is no archive.
     #[default]
     Off,
@@ -63,13 +63,13 @@ pub enum Kept {
     Failed(Arc<str>),
 }
 
-impl Kept {
+impl ArchiveState {
     /// Name in INFO and BACKUP STATUS.
     pub fn name(&self) -> &'static str {
         match self {
-            Kept::Off => "off",
-            Kept::UpTo(_) => "ok",
-            Kept::Failed(_) => "err",
+            ArchiveState::Off => "off",
+            ArchiveState::UpTo(_) => "ok",
+            ArchiveState::Failed(_) => "err",
         }
     }
 }
@@ -80,10 +80,10 @@ pub(super) struct Shared {
     pub(super) wanted: Option<PathBuf>,
     /// Folder and start of a requested or running backup.
     pub(super) running: Option<(PathBuf, Instant)>,
-    pub(super) last: Option<Ended>,
+    pub(super) last: Option<FinishedBackup>,
     /// End of the last complete backup, in seconds since the Unix epoch; 0 if none.
     pub(super) made_s: u64,
-    pub(super) kept: Kept,
+    pub(super) kept: ArchiveState,
 }
 
 /// State shared by the backup thread and its callers.
@@ -110,10 +110,10 @@ pub struct Status {
     /// Total size of the backup in bytes, as far as known.
     pub expected: u64,
     /// Last finished backup.
-    pub last: Option<Ended>,
+    pub last: Option<FinishedBackup>,
     pub(crate) made_s: u64,
     /// State of the log archive.
-    pub kept: Kept,
+    pub kept: ArchiveState,
 }
 
 impl Backups {
@@ -197,7 +197,7 @@ impl Backups {
         if let BackupOutcome::Made { .. } = fate {
             shared.made_s = ended_s;
         }
-        shared.last = Some(Ended { folder, fate, ended_s, took });
+        shared.last = Some(FinishedBackup { folder, fate, ended_s, took });
         shared.running = None;
     }
 }

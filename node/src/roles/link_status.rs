@@ -19,7 +19,7 @@ pub enum LinkState {
 
 /// State of the link to the master.
 #[derive(Clone, Debug)]
-pub struct Link {
+pub struct ReplicaLinkStatus {
     /// Stage of the link.
     pub state: LinkState,
     /// Local address of the connection, if any.
@@ -40,9 +40,9 @@ pub struct Link {
     pub fetched: u64,
 }
 
-impl Link {
-    pub(crate) fn new() -> Link {
-        Link {
+impl ReplicaLinkStatus {
+    pub(crate) fn new() -> ReplicaLinkStatus {
+        ReplicaLinkStatus {
             state: LinkState::Connect,
             local: None,
             heard: now(),
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_link_is_down_since_it_was_lost() {
-        let mut link = Link::new();
+        let mut link = ReplicaLinkStatus::new();
         link.fail("nobody listens".to_owned(), now());
         assert_eq!(link.down_since, None, "the replica had no link");
         (link.state, link.down_since) = (LinkState::Connected, None);

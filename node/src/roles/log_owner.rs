@@ -19,7 +19,7 @@ use crate::roles::node::{Host, Node};
 use crate::roles::replica;
 use crate::roles::replica::FollowEnd;
 use crate::runtime::clients::{self, Client};
-use crate::runtime::pubsub::Kind;
+use crate::runtime::pubsub::ChannelKind;
 use dataset::recovery;
 use dataset::recovery::NodeLog;
 use std::sync::Arc;
@@ -116,7 +116,7 @@ pub fn announce(node: &Node) {
     for hello in node.replication.take_announcements() {
         tracing::info!("announced to Sentinels: {hello}");
         let most = node.config().server.max_output_buffer_bytes;
-        node.channels.publish(Kind::Channel, SENTINEL_CHANNEL, hello.as_bytes(), most);
+        node.channels.publish(ChannelKind::Channel, SENTINEL_CHANNEL, hello.as_bytes(), most);
     }
 }
 
@@ -292,7 +292,7 @@ fn reopen_node(host: &Arc<Host>, node: Arc<Node>) -> NodeLog {
         node.replication.failover.end(&node);
         let is_over = since(began) >= CLIENT_DRAIN_TIMEOUT;
         let keeps_it = |client: &&Arc<Client>| {
-            client.kind() == clients::Kind::Replica || is_over && client.away.load(Relaxed)
+            client.kind() == clients::ClientKind::Replica || is_over && client.away.load(Relaxed)
         };
         host.clients.list().iter().filter(keeps_it).for_each(|client| client.kill());
         match Arc::try_unwrap(node) {

@@ -33,7 +33,7 @@ mod salvage;
 mod sentinels;
 mod write_gate;
 
-pub use link_status::{Link, LinkState};
+pub use link_status::{LinkState, ReplicaLinkStatus};
 pub use replicas::{ConnectedReplica, ConnectedReplicas};
 pub use replication_state::{Handing, Hello, Order, Promotion, Replication};
 pub use role::Master;

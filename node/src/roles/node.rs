@@ -43,15 +43,15 @@ const NOT_LOADED: &str = "commands that need the data set are rejected while loa
 
 /// A value that is available after the data are loaded. Until then, the dispatcher rejects commands
 /// that need the value.
-pub struct Loaded<T>(OnceLock<T>);
+pub struct LoadedOnce<T>(OnceLock<T>);
 
-impl<T> Default for Loaded<T> {
+impl<T> Default for LoadedOnce<T> {
     fn default() -> Self {
-        Loaded(OnceLock::new())
+        LoadedOnce(OnceLock::new())
     }
 }
 
-impl<T> Loaded<T> {
+impl<T> LoadedOnce<T> {
     pub(crate) fn fill(&self, value: T) {
         assert!(self.0.set(value).is_ok(), "the data set loads once");
     }
@@ -63,7 +63,7 @@ impl<T> Loaded<T> {
     }
 }
 
-impl<T> Deref for Loaded<T> {
+impl<T> Deref for LoadedOnce<T> {
     type Target = T;
 
     #[inline]
@@ -130,9 +130,9 @@ pub struct Node {
     /// Number of nodes that this process had before.
     pub generation: u64,
     /// Spaces, views and actions. Code that needs a consistent set calls [`Node::moment`] once.
-    pub current: Loaded<Current>,
+    pub current: LoadedOnce<Current>,
     /// Files of the data set.
-    pub store: Loaded<store::Store>,
+    pub store: LoadedOnce<store::Store>,
     /// Commits of the log, and their errors.
     pub durability: Arc<Durability>,
     /// Running and finished snapshots.
@@ -302,8 +302,8 @@ impl Node {
     fn new(generation: u64, process: Arc<Process>) -> Node {
         Node {
             generation,
-            current: Loaded::default(),
-            store: Loaded::default(),
+            current: LoadedOnce::default(),
+            store: LoadedOnce::default(),
             snapshots: Arc::default(),
             changes: ChangeLog::default(),
             durability: Arc::new(Durability::new(process.config().durability.fsync)),

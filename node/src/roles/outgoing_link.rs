@@ -27,21 +27,21 @@ const WRITE_BYTES: usize = 64 << 10;
 const SYNC_LOG_BYTES: u64 = 4 << 30;
 
 /// Slot of one replica, counted against `max_replicas`. Dropping the guard frees the slot.
-pub struct Place {
+pub struct ReplicaSlot {
     node: Arc<Node>,
     client: u64,
 }
 
-impl Place {
+impl ReplicaSlot {
     /// Takes a slot; returns `None` if all are taken.
-    pub fn take(node: &Arc<Node>, client: &Client) -> Option<Place> {
+    pub fn take(node: &Arc<Node>, client: &Client) -> Option<ReplicaSlot> {
         let most = node.config().replication.max_replicas;
         let is_admitted = node.replication.feeds.admit(client.id, client.peer.ip(), most);
-        is_admitted.then(|| Place { node: node.clone(), client: client.id })
+        is_admitted.then(|| ReplicaSlot { node: node.clone(), client: client.id })
     }
 }
 
-impl Drop for Place {
+impl Drop for ReplicaSlot {
     fn drop(&mut self) {
         self.node.replication.feeds.end(self.client);
         self.node.durability.acknowledged();
@@ -51,7 +51,7 @@ impl Drop for Place {
 
 /// Sends the log to the replica until the link ends.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
-    place: Place,
+    place: ReplicaSlot,
     peer: SocketAddr,
     stream: &mut S,
 ) {
@@ -63,18 +63,18 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// Reason why a link to a replica ended.
-pub enum Ended {
+pub enum LinkEndReason {
     /// The socket has failed.
     Io(std::io::Error),
     /// The replica violated the protocol, timed out, or cannot be served.
     Link(LinkError),
 }
 
-impl std::fmt::Display for Ended {
+impl std::fmt::Display for LinkEndReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Ended::Io(error) => error.fmt(f),
-            Ended::Link(error) => error.fmt(f),
+            LinkEndReason::Io(error) => error.fmt(f),
+            LinkEndReason::Link(error) => error.fmt(f),
         }
     }
 }
@@ -84,9 +84,9 @@ async fn step<T: Send + 'static>(
     node: &Arc<Node>,
     feed: &mut Option<Sender>,
     work: impl FnOnce(&mut Sender, &LogSource<'_>) -> Result<T, LinkError> + Send + 'static,
-) -> Result<T, Ended> {
+) -> Result<T, LinkEndReason> {
     let Some(mut taken) = feed.take() else {
-        return Err(Ended::Io(std::io::Error::other("the sender has stopped")));
+        return Err(LinkEndReason::Io(std::io::Error::other("the sender has stopped")));
     };
     let origin_of = |node: &Node| (node.durability.shown(), node.replication.term.load(Relaxed));
     let (end, term) = origin_of(node);
@@ -95,7 +95,7 @@ async fn step<T: Send + 'static>(
         // For this step, switching threads would take longer than the work and delay WAIT.
         let result = work(&mut taken, &origin);
         *feed = Some(taken);
-        return result.map_err(Ended::Link);
+        return result.map_err(LinkEndReason::Link);
     }
     let node = node.clone();
     let done = apart(move || {
@@ -103,9 +103,9 @@ async fn step<T: Send + 'static>(
         let result = work(&mut taken, &LogSource { store: &node.store, end, term });
         (taken, result)
     });
-    let (taken, result) = done.await.map_err(|e| Ended::Io(std::io::Error::other(e)))?;
+    let (taken, result) = done.await.map_err(|e| LinkEndReason::Io(std::io::Error::other(e)))?;
     *feed = Some(taken);
-    result.map_err(Ended::Link)
+    result.map_err(LinkEndReason::Link)
 }
 
 /// Writes some of `bytes`, or flushes if there are none.
@@ -127,7 +127,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     node: &Arc<Node>,
     client: u64,
     stream: &mut S,
-) -> Result<(), Ended> {
+) -> Result<(), LinkEndReason> {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let started = now();
     let timeout_ms = node.config().replication.timeout_s * 1000;
@@ -163,20 +163,20 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             biased;
             _ = ticks.tick() => {
                 fill = true;
-                let unread = read_available(&mut reader, &mut input).await.map_err(Ended::Io)?;
+                let unread = read_available(&mut reader, &mut input).await.map_err(LinkEndReason::Io)?;
                 if let Some(feed) = &mut feed {
                     // `fill` never runs for a replica that does not read, so check here how much
                     // log it retains.
                     feed.tick(node.durability.shown());
                     if unread.is_none() {
-                        feed.check_timeout(elapsed_ms(started)).map_err(Ended::Link)?;
+                        feed.check_timeout(elapsed_ms(started)).map_err(LinkEndReason::Link)?;
                     }
                 }
                 unread
             }
-            read = reader.read(&mut input) => Some(read.map_err(Ended::Io)?),
+            read = reader.read(&mut input) => Some(read.map_err(LinkEndReason::Io)?),
             written = push(&mut writer, &out[sent..end]), if sent < out.len() || unflushed => {
-                let written = written.map_err(Ended::Io)?;
+                let written = written.map_err(LinkEndReason::Io)?;
                 sent += written;
                 node.replication.feeds.bytes_out.fetch_add(written as u64, Relaxed);
                 // A write of 0 bytes was a flush.

@@ -10,7 +10,7 @@
 use crate::config::Config;
 use crate::roles::failover_state::Failover;
 use crate::roles::fence::{Fence, Fenced};
-use crate::roles::link_status::{Link, LinkState};
+use crate::roles::link_status::{LinkState, ReplicaLinkStatus};
 use crate::roles::replicas::ConnectedReplicas;
 use crate::roles::role::{Master, Role};
 use crate::roles::sentinels::{Sentinel, Sentinels};
@@ -115,7 +115,7 @@ pub struct Replication {
     /// State of a FAILOVER.
     pub failover: Failover,
     /// State of the link to the master.
-    pub link: Mutex<Link>,
+    pub link: Mutex<ReplicaLinkStatus>,
     /// Replicas of this node.
     pub feeds: ConnectedReplicas,
     /// Whether writes need a lease (CLUSTERX HEARTBEAT).
@@ -150,7 +150,7 @@ impl Replication {
             deposed_by: Mutex::default(),
             orders: watch::Sender::new(0),
             failover: Failover::new(),
-            link: Mutex::new(Link::new()),
+            link: Mutex::new(ReplicaLinkStatus::new()),
             feeds: ConnectedReplicas::default(),
             leased: AtomicBool::new(false),
             full_syncs: AtomicU64::new(0),
@@ -325,7 +325,7 @@ impl Replication {
             tell();
         })?;
         if is_new {
-            *self.link.lock() = Link::new();
+            *self.link.lock() = ReplicaLinkStatus::new();
             self.orders.send_modify(|n| *n += 1);
         }
         Ok(is_new)

@@ -121,12 +121,12 @@ pub struct Client {
     abort: OnceLock<AbortHandle>,
     killed: AtomicBool,
     gone: AtomicBool,
-    ended: Arc<Ended>,
+    ended: Arc<DisconnectCounts>,
 }
 
 /// Number of connections closed by the server, by reason.
 #[derive(Default)]
-pub struct Ended {
+pub struct DisconnectCounts {
     /// The client's requests exceeded `max_query_buffer`.
     pub by_input: AtomicU64,
     /// The client's replies exceeded `max_output_buffer`, or its messages exceeded
@@ -140,7 +140,7 @@ pub struct Ended {
     pub(crate) by_memory: AtomicU64,
 }
 
-impl Ended {
+impl DisconnectCounts {
     pub(crate) fn reset(&self) {
         for count in [
             &self.by_input,
@@ -156,7 +156,7 @@ impl Ended {
 
 /// Type of a client in CLIENT LIST and CLIENT KILL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum ClientKind {
     /// The client sends commands.
     Normal,
     /// The client has subscriptions.
@@ -217,7 +217,7 @@ impl Client {
     /// and blocked clients are never idle.
     pub fn is_idle(&self, now: Instant, most_s: u64) -> bool {
         let is_here_to_hear =
-            self.kind() != Kind::Normal || self.flags.load(Relaxed) & MONITOR != 0;
+            self.kind() != ClientKind::Normal || self.flags.load(Relaxed) & MONITOR != 0;
         !is_here_to_hear && !self.waits.load(Relaxed) && self.idle_s(now) >= most_s
     }
 
@@ -289,16 +289,16 @@ impl Client {
     }
 
     /// Returns the type of the client.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ClientKind {
         let flags = self.flags.load(Relaxed);
         if flags & MASTER != 0 {
-            Kind::Master
+            ClientKind::Master
         } else if flags & REPLICA != 0 {
-            Kind::Replica
+            ClientKind::Replica
         } else if self.listens() {
-            Kind::Pubsub
+            ClientKind::Pubsub
         } else {
-            Kind::Normal
+            ClientKind::Normal
         }
     }
 
@@ -309,7 +309,7 @@ impl Client {
             ('M', flags & MASTER != 0),
             ('S', flags & REPLICA != 0),
             ('O', flags & MONITOR != 0),
-            ('P', self.kind() == Kind::Pubsub),
+            ('P', self.kind() == ClientKind::Pubsub),
             ('b', self.is_blocked()),
             ('x', self.queued.load(Relaxed) >= 0),
             ('t', flags & TRACKING != 0),
@@ -375,7 +375,7 @@ pub struct Clients {
     /// Number of connections refused because of `max_clients`.
     pub rejected: AtomicU64,
     /// Number of connections closed by the server, by reason.
-    pub ended: Arc<Ended>,
+    pub ended: Arc<DisconnectCounts>,
     /// Memory of all clients.
     pub budget: Arc<Budget>,
 }
@@ -467,7 +467,7 @@ impl Clients {
         let mut users = self.list();
         users.retain(|client| {
             client.id != except
-                && matches!(client.kind(), Kind::Normal | Kind::Pubsub)
+                && matches!(client.kind(), ClientKind::Normal | ClientKind::Pubsub)
                 && !client.names.lock().name.starts_with(SENTINEL)
         });
         users.iter().for_each(|client| client.kill());

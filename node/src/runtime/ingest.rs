@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 /// State of a partition's reader, ordered from best to worst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
+pub enum SourceState {
     /// The reader applies events.
     Running,
     /// The node is a replica or is loading.
@@ -30,17 +30,17 @@ pub enum State {
     Halted,
 }
 
-impl State {
+impl SourceState {
     /// Returns the name in TM.INGEST.
     pub fn name(self) -> &'static str {
         match self {
-            State::Running => "running",
-            State::Idle => "idle",
-            State::Paused => "paused",
-            State::Connecting => "connecting",
-            State::Waiting => "waiting",
-            State::Failing => "failing",
-            State::Halted => "halted",
+            SourceState::Running => "running",
+            SourceState::Idle => "idle",
+            SourceState::Paused => "paused",
+            SourceState::Connecting => "connecting",
+            SourceState::Waiting => "waiting",
+            SourceState::Failing => "failing",
+            SourceState::Halted => "halted",
         }
     }
 }
@@ -49,14 +49,14 @@ impl State {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IngestProgress {
     /// State of the partition's reader.
-    pub state: State,
+    pub state: SourceState,
     /// Number of unread messages in the broker's last report; `None` before the first report. A
     /// pause does not change this number.
     pub lag: Option<u64>,
 }
 
 /// An event source.
-pub struct Source {
+pub struct IngestSource {
     /// Configuration of the source.
     pub config: Ingest,
     /// Kind of the broker.
@@ -96,9 +96,9 @@ pub struct Source {
     problems: Mutex<BTreeMap<u32, String>>,
 }
 
-impl Source {
-    fn new(config: &Ingest) -> Result<Source, String> {
-        Ok(Source {
+impl IngestSource {
+    fn new(config: &Ingest) -> Result<IngestSource, String> {
+        Ok(IngestSource {
             broker: Broker::of(&config.url)?.0,
             mapped: Mapped::all(&config.events)?,
             config: config.clone(),
@@ -145,12 +145,12 @@ impl Source {
     }
 
     /// Sets the state of a partition's reader. The state `Running` clears the partition's problem.
-    pub fn stand(&self, partition: u32, state: State) {
+    pub fn stand(&self, partition: u32, state: SourceState) {
         let before = {
             let mut partitions = self.partitions.lock();
             std::mem::replace(&mut partitions.entry(partition).or_default().state, state)
         };
-        if state == State::Running && before != State::Running {
+        if state == SourceState::Running && before != SourceState::Running {
             self.problems.lock().remove(&partition);
         }
     }
@@ -261,7 +261,7 @@ impl Source {
 #[derive(Default)]
 pub struct Ingests {
     /// Sources in the order of the configuration.
-    pub sources: Vec<Arc<Source>>,
+    pub sources: Vec<Arc<IngestSource>>,
     /// Counters of the ingest thread, which counts iterations like a worker.
     pub tallies: Tallies,
 }
@@ -269,7 +269,7 @@ pub struct Ingests {
 impl Ingests {
     /// Creates the configured sources. The configuration has been validated.
     pub(crate) fn new(configured: &[Ingest]) -> Ingests {
-        let source = |config| Source::new(config).ok().map(Arc::new);
+        let source = |config| IngestSource::new(config).ok().map(Arc::new);
         Ingests {
             sources: configured.iter().filter_map(source).collect(),
             tallies: Tallies::default(),
@@ -285,7 +285,7 @@ impl Ingests {
     }
 
     /// Returns the source with this name.
-    pub fn find(&self, name: &[u8]) -> Option<&Arc<Source>> {
+    pub fn find(&self, name: &[u8]) -> Option<&Arc<IngestSource>> {
         self.sources.iter().find(|source| source.config.name.as_bytes() == name)
     }
 }

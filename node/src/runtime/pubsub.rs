@@ -21,7 +21,7 @@ pub const MAX_PATTERN: usize = 256;
 
 /// Kind of a subscription.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum ChannelKind {
     /// A subscription to a channel.
     Channel,
     /// A subscription to all channels that match a pattern.
@@ -30,9 +30,10 @@ pub enum Kind {
     Shard,
 }
 
-impl Kind {
+impl ChannelKind {
     /// All kinds of subscriptions.
-    pub const ALL: [Kind; 3] = [Kind::Channel, Kind::Pattern, Kind::Shard];
+    pub const ALL: [ChannelKind; 3] =
+        [ChannelKind::Channel, ChannelKind::Pattern, ChannelKind::Shard];
 }
 
 /// Estimated cost of a delivery to one subscriber, in nanoseconds. Each byte of the message adds
@@ -58,20 +59,20 @@ pub struct Channels {
 }
 
 impl Channels {
-    fn of(&self, kind: Kind) -> &RwLock<HashMap<Arc<[u8]>, Listeners>> {
+    fn of(&self, kind: ChannelKind) -> &RwLock<HashMap<Arc<[u8]>, Listeners>> {
         &self.listeners[kind as usize]
     }
 
     /// Adds a subscription. Returns a reference to the name that all subscribers share.
-    pub fn subscribe(&self, kind: Kind, name: &[u8], client: &Arc<Client>) -> Arc<[u8]> {
+    pub fn subscribe(&self, kind: ChannelKind, name: &[u8], client: &Arc<Client>) -> Arc<[u8]> {
         let mut all = self.of(kind).write();
         let known = all.get_key_value(name).map(|(name, _)| name.clone());
-        if kind == Kind::Pattern && known.is_none() {
+        if kind == ChannelKind::Pattern && known.is_none() {
             self.pattern_bytes.fetch_add(name.len(), Relaxed);
         }
         let name = known.unwrap_or_else(|| name.into());
         let before = all.entry(name.clone()).or_default().insert(client.id, client.clone());
-        if kind == Kind::Pattern && before.is_none() {
+        if kind == ChannelKind::Pattern && before.is_none() {
             self.pattern_listeners.fetch_add(1, Relaxed);
         }
         name
@@ -79,9 +80,9 @@ impl Channels {
 
     /// Returns the clients with a forbidden subscription. `may` returns whether the client with
     /// this id may have the subscription. Takes time linear in the number of subscriptions.
-    pub fn denied(&self, may: impl Fn(u64, Kind, &[u8]) -> bool) -> Vec<Arc<Client>> {
+    pub fn denied(&self, may: impl Fn(u64, ChannelKind, &[u8]) -> bool) -> Vec<Arc<Client>> {
         let mut denied = BTreeMap::new();
-        for kind in Kind::ALL {
+        for kind in ChannelKind::ALL {
             for (name, listeners) in self.of(kind).read().iter() {
                 for (id, client) in listeners {
                     if !may(*id, kind, name) {
@@ -94,15 +95,15 @@ impl Channels {
     }
 
     /// Removes a subscription.
-    pub fn unsubscribe(&self, kind: Kind, name: &[u8], id: u64) {
+    pub fn unsubscribe(&self, kind: ChannelKind, name: &[u8], id: u64) {
         let mut all = self.of(kind).write();
         if let Some(listeners) = all.get_mut(name) {
-            if listeners.remove(&id).is_some() && kind == Kind::Pattern {
+            if listeners.remove(&id).is_some() && kind == ChannelKind::Pattern {
                 self.pattern_listeners.fetch_sub(1, Relaxed);
             }
             if listeners.is_empty() {
                 all.remove(name);
-                if kind == Kind::Pattern {
+                if kind == ChannelKind::Pattern {
                     self.pattern_bytes.fetch_sub(name.len(), Relaxed);
                 }
             }
@@ -111,10 +112,10 @@ impl Channels {
 
     /// Estimates the maximum duration of [`Channels::publish`] in nanoseconds: copying the message
     /// for each subscriber, and matching the channel with each pattern.
-    pub fn effort(&self, kind: Kind, channel: &[u8], message: &[u8]) -> usize {
+    pub fn effort(&self, kind: ChannelKind, channel: &[u8], message: &[u8]) -> usize {
         let mut listeners = self.count(kind, channel);
         let mut comparisons = 0;
-        if kind == Kind::Channel {
+        if kind == ChannelKind::Channel {
             listeners += self.pattern_listeners.load(Relaxed);
             comparisons = self.pattern_bytes.load(Relaxed) * channel.len().max(1);
         }
@@ -125,15 +126,16 @@ impl Channels {
     /// matching subscriptions counts twice. A subscriber whose inbox would exceed `most` bytes is
     /// disconnected. The running time is linear in [`Channels::effort`]. The registry is locked for
     /// at most `MAX_LOCKED_COPY_BYTES` bytes at a time.
-    pub fn publish(&self, kind: Kind, channel: &[u8], message: &[u8], most: usize) -> usize {
-        let word: &[u8] = if kind == Kind::Shard { b"smessage" } else { b"message" };
+    pub fn publish(&self, kind: ChannelKind, channel: &[u8], message: &[u8], most: usize) -> usize {
+        let word: &[u8] = if kind == ChannelKind::Shard { b"smessage" } else { b"message" };
         let mut got = self.send(kind, channel, &[word, channel, message], most);
-        if kind == Kind::Channel {
-            let patterns: Vec<Arc<[u8]>> = self.of(Kind::Pattern).read().keys().cloned().collect();
+        if kind == ChannelKind::Channel {
+            let patterns: Vec<Arc<[u8]>> =
+                self.of(ChannelKind::Pattern).read().keys().cloned().collect();
             for pattern in patterns {
                 if glob::matches(&pattern, channel, false) {
                     let parts: [&[u8]; 4] = [b"pmessage", &pattern, channel, message];
-                    got += self.send(Kind::Pattern, &pattern, &parts, most);
+                    got += self.send(ChannelKind::Pattern, &pattern, &parts, most);
                 }
             }
         }
@@ -141,7 +143,7 @@ impl Channels {
     }
 
     /// Sends a message to the subscribers of this name. Returns the number of deliveries.
-    fn send(&self, kind: Kind, name: &[u8], parts: &[&[u8]], most: usize) -> usize {
+    fn send(&self, kind: ChannelKind, name: &[u8], parts: &[&[u8]], most: usize) -> usize {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         let at_once = (MAX_LOCKED_COPY_BYTES / length).max(1);
         let (mut got, mut written, mut from) = (0, Written::default(), 0);
@@ -162,7 +164,7 @@ impl Channels {
     }
 
     /// Returns the names that have subscribers and match `pattern`, if given.
-    pub fn names(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Arc<[u8]>> {
+    pub fn names(&self, kind: ChannelKind, pattern: Option<&[u8]>) -> Vec<Arc<[u8]>> {
         let all = self.of(kind).read();
         all.keys()
             .filter(|name| pattern.is_none_or(|p| glob::matches(p, name, false)))
@@ -171,12 +173,12 @@ impl Channels {
     }
 
     /// Number of subscribers of this name.
-    pub fn count(&self, kind: Kind, name: &[u8]) -> usize {
+    pub fn count(&self, kind: ChannelKind, name: &[u8]) -> usize {
         self.of(kind).read().get(name).map_or(0, BTreeMap::len)
     }
 
     /// Number of names with subscribers.
-    pub fn len(&self, kind: Kind) -> usize {
+    pub fn len(&self, kind: ChannelKind) -> usize {
         self.of(kind).read().len()
     }
 }

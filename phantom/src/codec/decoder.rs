@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Next {
+enum NextField {
     Header,
     /// Words of the filter `link`, starting at index `at`.
     Words {
@@ -31,7 +31,7 @@ pub struct TableDecoder {
     seed: Seed,
     limit_bytes: u64,
     verify: bool,
-    next: Next,
+    next: NextField,
     offset: u64,
     /// Received bytes of the current header or block.
     buffer: Vec<u8>,
@@ -48,7 +48,7 @@ impl TableDecoder {
             seed: Seed::new(options.seed),
             limit_bytes,
             verify: true,
-            next: Next::Header,
+            next: NextField::Header,
             offset: 0,
             buffer: vec![],
             header: None,
@@ -66,7 +66,7 @@ impl TableDecoder {
 
     #[cfg(any(test, fuzzing))]
     pub(crate) fn is_whole(&self) -> bool {
-        self.next == Next::End
+        self.next == NextField::End
     }
 
     #[cfg(any(test, fuzzing))]
@@ -81,15 +81,15 @@ impl TableDecoder {
     /// Size of the current header or block, including its checksum.
     fn needs(&self) -> usize {
         let body = match self.next {
-            Next::Header => HEADER_BYTES,
-            Next::Words { link, at } => {
+            NextField::Header => HEADER_BYTES,
+            NextField::Words { link, at } => {
                 (self.filters[link].words().len() - at).min(BLOCK_WORDS) * 8
             }
-            Next::Hashes { at } => {
+            NextField::Hashes { at } => {
                 (self.header.as_ref().map_or(0, |header| header.revoked) - at).min(BLOCK_HASHES)
                     * 16
             }
-            Next::End => return 0,
+            NextField::End => return 0,
         };
         body + CHECKSUM_BYTES
     }
@@ -121,38 +121,38 @@ impl TableDecoder {
 
     fn take(&mut self, body: &[u8]) -> Result<(), DecodeError> {
         match self.next {
-            Next::Header => self.header(body),
-            Next::Words { link, at } => {
+            NextField::Header => self.header(body),
+            NextField::Words { link, at } => {
                 let words = self.filters[link].words();
                 for (word, bytes) in words[at..].iter().zip(body.as_chunks().0) {
                     word.store(u64::from_le_bytes(*bytes), Relaxed);
                 }
                 let at = at + body.len() / 8;
                 self.next = if at < words.len() {
-                    Next::Words { link, at }
+                    NextField::Words { link, at }
                 } else if link + 1 < self.filters.len() {
-                    Next::Words { link: link + 1, at: 0 }
+                    NextField::Words { link: link + 1, at: 0 }
                 } else {
                     self.hashes_or_end()
                 };
                 Ok(())
             }
-            Next::Hashes { .. } => {
+            NextField::Hashes { .. } => {
                 self.revoked
                     .extend(body.as_chunks().0.iter().map(|bytes| u128::from_le_bytes(*bytes)));
                 self.next = self.hashes_or_end();
                 Ok(())
             }
-            Next::End => Err(self.corrupt("bytes after the end")),
+            NextField::End => Err(self.corrupt("bytes after the end")),
         }
     }
 
-    fn hashes_or_end(&self) -> Next {
+    fn hashes_or_end(&self) -> NextField {
         let at = self.revoked.len();
         if self.header.as_ref().is_some_and(|header| at < header.revoked) {
-            Next::Hashes { at }
+            NextField::Hashes { at }
         } else {
-            Next::End
+            NextField::End
         }
     }
 
@@ -164,13 +164,13 @@ impl TableDecoder {
         };
         self.filters = (0..header.links).map(new).collect::<Result<_, _>>()?;
         self.header = Some(header);
-        self.next = Next::Words { link: 0, at: 0 };
+        self.next = NextField::Words { link: 0, at: 0 };
         Ok(())
     }
 
     /// Returns the table. Fails if the input is incomplete.
     pub fn finish(self) -> Result<StoredTable, DecodeError> {
-        let Some(header) = self.header.as_ref().filter(|_| self.next == Next::End) else {
+        let Some(header) = self.header.as_ref().filter(|_| self.next == NextField::End) else {
             return Err(self.corrupt("unexpected end"));
         };
         assert!(

@@ -1,5 +1,5 @@
 //! Data of a cold table in addition to its pages. A note ([`Note`]) is stored with the pages. A
-//! snapshot stores the changes made since then ([`Late`]).
+//! snapshot stores the changes made since then ([`LatePairs`]).
 
 use super::Rewrite;
 use crate::bytes::u64_at;
@@ -104,7 +104,7 @@ impl Note {
     pub fn table(
         self,
         below: Arc<dyn ColdBackend>,
-        late: Option<&Late>,
+        late: Option<&LatePairs>,
         is_later: bool,
     ) -> Result<StoredTable, DecodeError> {
         let Header { rate, low, last, early, .. } = self.header;
@@ -126,16 +126,16 @@ impl Note {
 /// Part of a cold table's state that is stored in a snapshot: the pairs that the table's pages and
 /// note do not contain.
 #[derive(Default)]
-pub struct Late {
+pub struct LatePairs {
     /// Identity of the backend; 0 if the table was in memory and is in the snapshot itself.
     identity: u64,
     set: Vec<u128>,
     revoked: Vec<u128>,
 }
 
-impl Late {
+impl LatePairs {
     /// Decodes a piece from [`Space::encode_late`] into `all`, keyed by the table's lowest id.
-    pub fn take(all: &mut HashMap<u64, Late>, bytes: &[u8]) -> Result<(), DecodeError> {
+    pub fn take(all: &mut HashMap<u64, LatePairs>, bytes: &[u8]) -> Result<(), DecodeError> {
         let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
         if bytes.len() < 24 || !(bytes.len() - 24).is_multiple_of(16) {
             return Err(corrupt(bytes.len(), "half a pair"));
@@ -153,7 +153,7 @@ impl Late {
 }
 
 impl Space {
-    /// Encodes the state of the cold tables for a snapshot, in pieces for [`Late::take`].
+    /// Encodes the state of the cold tables for a snapshot, in pieces for [`LatePairs::take`].
     pub fn encode_late<E>(&self, mut sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         for entry in self.ring.load_full().entries() {
             let Some(cold) = entry.table().cold() else { continue };
@@ -177,7 +177,7 @@ impl Space {
 
     /// Inserts late pairs into the filters of tables that were frozen, but not yet on disk, when
     /// the snapshot was taken.
-    pub fn put_late(&self, all: &HashMap<u64, Late>) -> Result<(), DecodeError> {
+    pub fn put_late(&self, all: &HashMap<u64, LatePairs>) -> Result<(), DecodeError> {
         for (&low, late) in all.iter().filter(|(_, late)| late.identity == 0) {
             if self.table_at(low).is_none_or(|(_, table)| table.cold().is_some()) {
                 continue;

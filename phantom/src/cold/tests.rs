@@ -104,7 +104,7 @@ impl Shelf {
             assert!(space.encode_table(low, |bytes| decoder.feed(bytes)).unwrap());
             tables.push(decoder.finish().unwrap());
         }
-        space.encode_late(|bytes| Late::take(&mut late, bytes)).unwrap();
+        space.encode_late(|bytes| LatePairs::take(&mut late, bytes)).unwrap();
         for stored in self.tables.lock().values() {
             let note = Note::decode(space.options(), &stored.note).unwrap();
             let low = note.range().0;

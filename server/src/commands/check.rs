@@ -8,7 +8,7 @@ use node::acl::Request;
 use node::command::among;
 use node::command::error::{Refusal, refuse};
 use node::command::id_list::{self, ID_BYTES, count_packed, first_id};
-use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
+use node::command::spec::{IdTarget, KeyArgs, MEMBER, Outcome, Spec, flag};
 use node::command::table::{Found, bit_of};
 use node::roles::node::Now;
 use resp::{Args, Protocol};
@@ -72,7 +72,7 @@ fn too_many(most: usize) -> Refusal {
 
 /// Bounds the work of hashing one member for many ids.
 #[cold]
-fn check_member(spec: &Spec, of: Of, args: Args<'_>) -> Outcome {
+fn check_member(spec: &Spec, of: IdTarget, args: Args<'_>) -> Outcome {
     let length = args.at(MEMBER).len();
     let packed = id_list::packed(spec, args);
     // Also counts the ids within compound entries. Options do not start with a digit.
@@ -83,7 +83,10 @@ fn check_member(spec: &Spec, of: Of, args: Args<'_>) -> Outcome {
     };
     let end = among::before(args).len();
     let ids = (first_id(spec, args, MEMBER + 1)..end).map(ids_of).sum::<usize>();
-    if matches!(of, Of::Rows | Of::RowsAndPairs) || ids <= 1 || length * ids <= MAX_HASHED_BYTES {
+    if matches!(of, IdTarget::Rows | IdTarget::RowsAndPairs)
+        || ids <= 1
+        || length * ids <= MAX_HASHED_BYTES
+    {
         return Ok(());
     }
     let most = (MAX_HASHED_BYTES / length).max(1);

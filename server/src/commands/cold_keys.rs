@@ -13,9 +13,9 @@ use dataset::engines::Engines;
 use node::cluster::Topology;
 use node::cluster::slot::of_id;
 use node::command::among;
-use node::command::footprint::{Footprint, Touch};
+use node::command::footprint::{Footprint, TouchedObject};
 use node::command::id_list::count_packed;
-use node::command::spec::{KeyArgs, Of, Spec};
+use node::command::spec::{IdTarget, KeyArgs, Spec};
 use node::command::table::{Found, find};
 use resp::Args;
 
@@ -44,7 +44,7 @@ pub(crate) fn before(
 /// Returns whether a request only reads a page, so that running the request twice is harmless.
 fn is_page(found: Found, args: Args<'_>, session: &Session, engines: &Engines) -> bool {
     let Some((_, spec)) = found else { return false };
-    let shows = matches!(spec.keys, KeyArgs::Shown | KeyArgs::Ids(Of::View, ..));
+    let shows = matches!(spec.keys, KeyArgs::Shown | KeyArgs::Ids(IdTarget::View, ..));
     let ids = if args.len() > PAGE_WORDS { among::before(args) } else { args };
     if !shows || ids.len() + count_packed(ids) > PAGE_WORDS || session.transaction.is_some() {
         return false;
@@ -103,19 +103,24 @@ fn is_here(topology: &Topology, id: u64) -> bool {
     topology.server_of(of_id(id)).is_here(|| true)
 }
 
-fn request_touched(touch: &Touch<'_>, exact: bool, engines: &Engines, fetching: &mut ColdReads) {
+fn request_touched(
+    touch: &TouchedObject<'_>,
+    exact: bool,
+    engines: &Engines,
+    fetching: &mut ColdReads,
+) {
     let ask_row = |space: &dataset::engines::CounterSpace, id, fetching: &mut ColdReads| {
         if space.is_cold(id) {
             space.cold().ask(id, fetching);
         }
     };
     match touch {
-        Touch::Row(space, id) => ask_row(space, *id, fetching),
-        Touch::Pair(space, id, Some(member)) => {
+        TouchedObject::Row(space, id) => ask_row(space, *id, fetching),
+        TouchedObject::Pair(space, id, Some(member)) => {
             space.ask((*id, member), exact, fetching);
         }
-        Touch::Pair(_, _, None) => {}
-        Touch::Shown(view, id, viewer) => {
+        TouchedObject::Pair(_, _, None) => {}
+        TouchedObject::Shown(view, id, viewer) => {
             engines.sources(view).for_each(|space| ask_row(space, *id, fetching));
             for space in engines.flags(view) {
                 space.ask((*id, viewer), exact, fetching);

@@ -13,7 +13,7 @@ use node::command::error::{Refusal, refuse};
 use node::command::spec::{Outcome, Spec, flag};
 use node::command::table::{Found, bit_of, find};
 use node::roles::node::Now;
-use node::runtime::clients::Kind;
+use node::runtime::clients::ClientKind;
 use node::runtime::pause::Paused;
 use resp::{Args, Reply};
 use std::sync::atomic::Ordering::Relaxed;
@@ -139,7 +139,9 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
         return false;
     }
     // As in Redis, a request that will be refused does not wait for the end of the pause.
-    if session.client.kind() == Kind::Replica || (!node.is_loaded() && !spec.has(flag::LOADING)) {
+    if session.client.kind() == ClientKind::Replica
+        || (!node.is_loaded() && !spec.has(flag::LOADING))
+    {
         return false;
     }
     let queued = session.transaction.as_ref().is_some_and(Transaction::writes);

@@ -5,7 +5,7 @@ use dataset::catalogue::Catalogue;
 use dataset::commit::Durability;
 use dataset::engines::Engines;
 use dataset::options::Options;
-use node::command::footprint::{Footprint, FootprintScope, Touch};
+use node::command::footprint::{Footprint, FootprintScope, TouchedObject};
 use node::command::spec::{ALL_KEYS, KeyArgs};
 use node::command::table::find;
 use phantom::Member;
@@ -13,17 +13,19 @@ use resp::RequestQueue;
 use std::sync::Arc;
 
 /// Formats a touched item: `post 7` is a row, `liked 7/42` a pair, `home 7/42` an entry of a page.
-fn text(touch: &Touch<'_>) -> String {
+fn text(touch: &TouchedObject<'_>) -> String {
     let member = |member: &Member<'_>| match member {
         Member::Number(number) => number.to_string(),
         Member::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
     };
     match touch {
-        Touch::Row(space, id) => format!("{} {id}", space.name()),
-        Touch::Pair(space, id, of) => {
+        TouchedObject::Row(space, id) => format!("{} {id}", space.name()),
+        TouchedObject::Pair(space, id, of) => {
             format!("{} {id}/{}", space.name(), of.as_ref().map_or("*".into(), member))
         }
-        Touch::Shown(view, id, viewer) => format!("{} {id}/{}", view.name(), member(viewer)),
+        TouchedObject::Shown(view, id, viewer) => {
+            format!("{} {id}/{}", view.name(), member(viewer))
+        }
     }
 }
 

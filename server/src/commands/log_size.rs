@@ -16,7 +16,7 @@ use dataset::commit::MAX_CHANGE_BYTES;
 use dataset::engines::Engines;
 use dataset::log_records::VALUE_BYTES;
 use node::command::error::{Refusal, refuse};
-use node::command::footprint::{Footprint, FootprintScope, Touch};
+use node::command::footprint::{Footprint, FootprintScope, TouchedObject};
 use node::command::id_list::count_packed;
 use node::command::spec::flag;
 use node::command::table::find;
@@ -65,15 +65,15 @@ fn exact_bound<'a>(
         };
         let footprint = Footprint::new(spec, args, engines);
         let is_once = args.iter().any(|word| word.eq_ignore_ascii_case(b"TOKEN"));
-        let mut count = |_, touch: Touch<'_>| match touch {
-            Touch::Row(space, id) => {
+        let mut count = |_, touch: TouchedObject<'_>| match touch {
+            TouchedObject::Row(space, id) => {
                 rows.push((space.number(), id));
                 if is_once {
                     bytes += TOKEN_BYTES + space.schema().width() * VALUE_BYTES;
                 }
             }
-            Touch::Pair(space, ..) => bytes += space.log_bytes_of_pair(),
-            Touch::Shown(..) => {}
+            TouchedObject::Pair(space, ..) => bytes += space.log_bytes_of_pair(),
+            TouchedObject::Shown(..) => {}
         };
         footprint.each(&mut count);
         if let Some(marked) = footprint.marked() {

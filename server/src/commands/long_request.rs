@@ -24,7 +24,7 @@ use dataset::engines::Engines;
 use node::command::among;
 use node::command::error::{Refusal, refuse};
 use node::command::id_list::{self, ID_BYTES, count_packed, first_id};
-use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
+use node::command::spec::{IdTarget, KeyArgs, Outcome, Spec, flag};
 use node::command::table::{Found, bit_of};
 use node::roles::node::Now;
 use resp::{Args, Reply, RequestQueue};
@@ -94,7 +94,7 @@ impl LongRequest {
             && !belongs_together
             && spec.mark(args).is_none()
             && among::position(args).is_none();
-        let only_tests = spec.keys == KeyArgs::ids_of(Of::Pairs)
+        let only_tests = spec.keys == KeyArgs::ids_of(IdTarget::Pairs)
             && id_list::packed(spec, args).is_some()
             && !spec.may_write(args)
             && !engines.has_cold();
@@ -170,7 +170,9 @@ impl LongRequest {
     /// same columns, and the changes were checked against that schema.
     fn check_shape(&mut self, part: Args<'_>, engines: &Engines) -> Outcome {
         let shape = match self.spec.keys {
-            KeyArgs::Ids(Of::Rows, ..) => Some(counter_space(engines, part.at(1))?.shape_of_rows()),
+            KeyArgs::Ids(IdTarget::Rows, ..) => {
+                Some(counter_space(engines, part.at(1))?.shape_of_rows())
+            }
             _ => shape::own(self.spec, part, engines)?,
         };
         if self.step == Step::Check(0) {

@@ -4,7 +4,7 @@
 //! two cache lines of a filter. Commands over many ids or keys prefetch their own items.
 
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
-use node::command::footprint::{Footprint, Touch};
+use node::command::footprint::{Footprint, TouchedObject};
 use node::command::spec::{KeyArgs, ONE_KEY, Spec, flag};
 use node::command::table::Found;
 use phantom::Member;
@@ -41,10 +41,10 @@ impl<'a> Prefetcher<'a> {
         Footprint::new(spec, args, engines).first(|touch| {
             let id = touch.id();
             match touch {
-                Touch::Row(space, _) => self.row(space, id),
-                Touch::Pair(space, _, Some(member)) => self.pair(space, id, &member),
-                Touch::Pair(_, _, None) => {}
-                Touch::Shown(view, _, viewer) => {
+                TouchedObject::Row(space, _) => self.row(space, id),
+                TouchedObject::Pair(space, _, Some(member)) => self.pair(space, id, &member),
+                TouchedObject::Pair(_, _, None) => {}
+                TouchedObject::Shown(view, _, viewer) => {
                     engines.sources(view).for_each(|space| self.row(space, id));
                     engines.flags(view).for_each(|space| self.pair(space, id, &viewer));
                 }

@@ -7,7 +7,7 @@ use crate::session::{Replies, Session};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::{ALWAYS, NO_KEYS, Outcome, Spec, flag};
 use node::roles::node::Node;
-use node::runtime::pubsub::{Kind, MAX_CHANNEL, MAX_PATTERN};
+use node::runtime::pubsub::{ChannelKind, MAX_CHANNEL, MAX_PATTERN};
 use resp::Reply;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,58 +27,58 @@ const QUERY_FLAGS: u32 = ALWAYS | flag::PUBSUB;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     PUBSUB.row("subscribe", -2, LISTEN,
-        "channel [channel ...]", Once(|c| subscribe(c, Kind::Channel)),
+        "channel [channel ...]", Once(|c| subscribe(c, ChannelKind::Channel)),
         "Subscribes to channels.").linear("channels"),
     PUBSUB.row("unsubscribe", -1, LISTEN,
-        "[channel [channel ...]]", Once(|c| unsubscribe(c, Kind::Channel)),
+        "[channel [channel ...]]", Once(|c| unsubscribe(c, ChannelKind::Channel)),
         "Unsubscribes from the given channels, or from all.").linear("channels"),
     PUBSUB.row("psubscribe", -2, LISTEN,
-        "pattern [pattern ...]", Once(|c| subscribe(c, Kind::Pattern)),
+        "pattern [pattern ...]", Once(|c| subscribe(c, ChannelKind::Pattern)),
         "Subscribes to all channels that match one of the patterns.").linear("patterns"),
     PUBSUB.row("punsubscribe", -1, LISTEN,
-        "[pattern [pattern ...]]", Once(|c| unsubscribe(c, Kind::Pattern)),
+        "[pattern [pattern ...]]", Once(|c| unsubscribe(c, ChannelKind::Pattern)),
         "Unsubscribes from the given patterns, or from all.").linear("patterns"),
     PUBSUB.row("ssubscribe", -2, LISTEN,
-        "shardchannel [shardchannel ...]", Once(|c| subscribe(c, Kind::Shard)),
+        "shardchannel [shardchannel ...]", Once(|c| subscribe(c, ChannelKind::Shard)),
         "Subscribes to shard channels.").since("7.0.0").linear("channels"),
     PUBSUB.row("sunsubscribe", -1, LISTEN,
-        "[shardchannel [shardchannel ...]]", Once(|c| unsubscribe(c, Kind::Shard)),
+        "[shardchannel [shardchannel ...]]", Once(|c| unsubscribe(c, ChannelKind::Shard)),
         "Unsubscribes from the given shard channels, or from all.")
         .since("7.0.0").linear("channels"),
-    PUBSUB.row("publish", 3, PUBLISH, "channel message", Once(|c| publish(c, Kind::Channel)),
+    PUBSUB.row("publish", 3, PUBLISH, "channel message", Once(|c| publish(c, ChannelKind::Channel)),
         "Posts a message to a channel. Returns the number of subscribers on this server that \
          received it.")
         .cost(
             "O(N+M) where N is the number of subscribers of the channel and M the number of \
              patterns"),
-    PUBSUB.row("spublish", 3, PUBLISH, "shardchannel message", Once(|c| publish(c, Kind::Shard)),
+    PUBSUB.row("spublish", 3, PUBLISH, "shardchannel message", Once(|c| publish(c, ChannelKind::Shard)),
         "Posts a message to a shard channel.").since("7.0.0").linear("subscribers of the channel"),
     PUBSUB.container("pubsub", "A container for commands about channels.", &[
         PUBSUB.row("pubsub|channels", -2, QUERY_FLAGS, "[pattern]",
-            Once(|c| names(c, Kind::Channel)),
+            Once(|c| names(c, ChannelKind::Channel)),
             "Lists the channels with subscribers.").since("2.8.0").linear("channels"),
         PUBSUB.help("pubsub|help").since("6.2.0"),
         PUBSUB.row("pubsub|numpat", 2, QUERY_FLAGS, "", Once(numpat),
             "Returns the number of patterns with subscribers.").since("2.8.0"),
         PUBSUB.row("pubsub|numsub", -2, QUERY_FLAGS,
-            "[channel [channel ...]]", Once(|c| counts(c, Kind::Channel)),
+            "[channel [channel ...]]", Once(|c| counts(c, ChannelKind::Channel)),
             "Returns the number of subscribers of each channel, without patterns.")
             .since("2.8.0").linear("channels"),
         PUBSUB.row("pubsub|shardchannels", -2, QUERY_FLAGS, "[pattern]",
-            Once(|c| names(c, Kind::Shard)),
+            Once(|c| names(c, ChannelKind::Shard)),
             "Lists the shard channels with subscribers.").since("7.0.0").linear("channels"),
         PUBSUB.row("pubsub|shardnumsub", -2, QUERY_FLAGS,
-            "[shardchannel [shardchannel ...]]", Once(|c| counts(c, Kind::Shard)),
+            "[shardchannel [shardchannel ...]]", Once(|c| counts(c, ChannelKind::Shard)),
             "Returns the number of subscribers of each shard channel.")
             .since("7.0.0").linear("channels"),
     ]).since("2.8.0"),
 ];
 
-fn words(kind: Kind) -> (&'static [u8], &'static [u8]) {
+fn words(kind: ChannelKind) -> (&'static [u8], &'static [u8]) {
     match kind {
-        Kind::Channel => (b"subscribe", b"unsubscribe"),
-        Kind::Pattern => (b"psubscribe", b"punsubscribe"),
-        Kind::Shard => (b"ssubscribe", b"sunsubscribe"),
+        ChannelKind::Channel => (b"subscribe", b"unsubscribe"),
+        ChannelKind::Pattern => (b"psubscribe", b"punsubscribe"),
+        ChannelKind::Shard => (b"ssubscribe", b"sunsubscribe"),
     }
 }
 
@@ -100,9 +100,12 @@ fn confirm(reply: &mut Reply<'_>, word: &[u8], name: Option<&[u8]>, count: usize
     reply.count(count);
 }
 
-fn check_name(kind: Kind, name: &[u8]) -> Outcome {
-    let (what, most) =
-        if kind == Kind::Pattern { ("pattern", MAX_PATTERN) } else { ("channel", MAX_CHANNEL) };
+fn check_name(kind: ChannelKind, name: &[u8]) -> Outcome {
+    let (what, most) = if kind == ChannelKind::Pattern {
+        ("pattern", MAX_PATTERN)
+    } else {
+        ("channel", MAX_CHANNEL)
+    };
     if name.len() > most {
         Err(refuse!("ERR {what} too long: at most {most} bytes"))
     } else {
@@ -111,10 +114,10 @@ fn check_name(kind: Kind, name: &[u8]) -> Outcome {
 }
 
 pub(crate) fn check_pattern(pattern: &[u8]) -> Outcome {
-    check_name(Kind::Pattern, pattern)
+    check_name(ChannelKind::Pattern, pattern)
 }
 
-fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
+fn subscribe(call: &mut Call<'_>, kind: ChannelKind) -> Outcome {
     let names = call.args.from(1);
     let (most, most_bytes) = {
         let server = &call.node.config().server;
@@ -150,7 +153,7 @@ fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     Ok(())
 }
 
-fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
+fn unsubscribe(call: &mut Call<'_>, kind: ChannelKind) -> Outcome {
     let own = &mut call.session.subscriptions;
     let names: Vec<Arc<[u8]>> = match call.args.len() {
         1 => own.of(kind).iter().cloned().collect(),
@@ -184,7 +187,7 @@ fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
 /// Removes all subscriptions without confirmation. Called by RESET and when the connection closes.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     let own = std::mem::take(&mut session.subscriptions);
-    for (kind, names) in Kind::ALL.into_iter().zip(own.names) {
+    for (kind, names) in ChannelKind::ALL.into_iter().zip(own.names) {
         for name in names {
             node.channels.unsubscribe(kind, &name, session.client.id);
         }
@@ -199,7 +202,7 @@ fn mark_as_push(session: &mut Session) {
     session.reply_is_push = session.replies != Replies::On && !session.in_exec;
 }
 
-fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
+fn publish(call: &mut Call<'_>, kind: ChannelKind) -> Outcome {
     check_name(kind, call.args.at(1))?;
     if call.args.at(1) == b"__sentinel__:hello" {
         crate::commands::replication::handle_sentinel_hello(
@@ -221,7 +224,8 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
         return Ok(());
     }
     // Each pattern is compared with the message and counts as one receiver.
-    let patterns = if kind == Kind::Channel { channels.len(Kind::Pattern) } else { 0 };
+    let patterns =
+        if kind == ChannelKind::Channel { channels.len(ChannelKind::Pattern) } else { 0 };
     let got = channels.publish(kind, channel, message, most);
     // As in Redis 7.2, a client receives its own message after the reply. Inside EXEC, it receives
     // the message after the whole reply of EXEC.
@@ -231,7 +235,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     Ok(())
 }
 
-fn names(call: &mut Call<'_>, kind: Kind) -> Outcome {
+fn names(call: &mut Call<'_>, kind: ChannelKind) -> Outcome {
     if call.args.len() > 3 {
         return Err(call.wrong_subcommand());
     }
@@ -243,7 +247,7 @@ fn names(call: &mut Call<'_>, kind: Kind) -> Outcome {
     Ok(())
 }
 
-fn counts(call: &mut Call<'_>, kind: Kind) -> Outcome {
+fn counts(call: &mut Call<'_>, kind: ChannelKind) -> Outcome {
     let names = call.args.from(2);
     call.reply.array(names.len() * 2);
     for name in names.iter() {
@@ -254,7 +258,7 @@ fn counts(call: &mut Call<'_>, kind: Kind) -> Outcome {
 }
 
 fn numpat(call: &mut Call<'_>) -> Outcome {
-    call.reply.count(call.node.channels.len(Kind::Pattern));
+    call.reply.count(call.node.channels.len(ChannelKind::Pattern));
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use ::replication::{Sending, promotions};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::{ALWAYS, NO_KEYS, Outcome, flag};
 use node::roles::node::Node;
-use node::roles::outgoing_link::Place;
+use node::roles::outgoing_link::ReplicaSlot;
 use node::roles::{Hello, LinkState, Master, Order, Promotion, Sentinel, failover, log_owner};
 use node::runtime::blocking_task::apart;
 use node::runtime::clients::Client;
@@ -449,7 +449,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     }
     // All refusals must precede the takeover, because the sender becomes master again after a
     // refusal.
-    let place = place.or_else(|| Place::take(&node, &call.session.client));
+    let place = place.or_else(|| ReplicaSlot::take(&node, &call.session.client));
     let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
     // A replica that takes over cannot serve replicas until its own log begins.
     let is_beginning = node.replication.is_master() && !node.replication.log_matches_role();

@@ -24,7 +24,7 @@ use crate::session::transaction::{ExecProgress, Transaction};
 use crate::session::{Scratch, Session};
 use dataset::commit::MAX_CHANGE_BYTES;
 use dataset::engines::{Engines, KeyRef, WatchedState};
-use dataset::watch::Place;
+use dataset::watch::WatchedId;
 use node::command::error::Refusal;
 use node::command::footprint::{Footprint, FootprintScope};
 use node::command::spec::{ALL_KEYS, ALWAYS, NO_KEYS, Outcome, flag};
@@ -272,7 +272,7 @@ pub(crate) fn discarded(why: &Refusal) -> Refusal {
 fn ids(
     engines: &Engines,
     transaction: &Transaction,
-    watched: &HashMap<Place, WatchedState>,
+    watched: &HashMap<WatchedId, WatchedState>,
 ) -> Option<Vec<u64>> {
     let mut ids = Vec::with_capacity(transaction.len() + watched.len());
     for &(space, id) in watched.keys() {

@@ -6,10 +6,10 @@ use super::health;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, View};
 use node::command::table::name_of;
 use node::metrics::{self, Sample, buffer_bytes};
-use node::roles::backup_state::{BackupOutcome, Kept, Status};
+use node::roles::backup_state::{ArchiveState, BackupOutcome, Status};
 use node::roles::node::Node;
 use node::roles::{ConnectedReplica, LinkState};
-use node::runtime::clients::{Client, Kind};
+use node::runtime::clients::{Client, ClientKind};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -63,8 +63,8 @@ fn backup(status: &Status, node: &Node) -> Value {
         BackupOutcome::Made { .. } | BackupOutcome::Stopped => None,
     });
     let log_error = match &status.kept {
-        Kept::Failed(why) => Some(health::without_paths(node, why)),
-        Kept::Off | Kept::UpTo(_) => None,
+        ArchiveState::Failed(why) => Some(health::without_paths(node, why)),
+        ArchiveState::Off | ArchiveState::UpTo(_) => None,
     };
     json!({
         "running_s": status.running.as_ref().map(|(_, since)| since.elapsed().as_secs_f64()),
@@ -310,10 +310,10 @@ fn client(client: &Client, now: Instant) -> Value {
         "user": names.user,
         "library": format!("{} {}", text(&names.lib_name), text(&names.lib_version)).trim(),
         "kind": match client.kind() {
-            Kind::Normal => "client",
-            Kind::Pubsub => "subscriber",
-            Kind::Replica => "replica",
-            Kind::Master => "master",
+            ClientKind::Normal => "client",
+            ClientKind::Pubsub => "subscriber",
+            ClientKind::Replica => "replica",
+            ClientKind::Master => "master",
         },
         "age_s": now.saturating_duration_since(client.since).as_secs(),
         "idle_s": client.idle_s(now),

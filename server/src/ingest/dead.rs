@@ -4,7 +4,7 @@
 
 use base64::Engine as _;
 use dataset::clock::unix_ms;
-use node::runtime::ingest::Source;
+use node::runtime::ingest::IngestSource;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub(super) struct DeadLetter<'a> {
 }
 
 impl DeadLetterFile {
-    pub(super) fn new(source: &Source, folder: &Path) -> DeadLetterFile {
+    pub(super) fn new(source: &IngestSource, folder: &Path) -> DeadLetterFile {
         let path = match source.config.dead_letters.as_str() {
             "" => folder.join(format!("{}.dead", source.config.name)),
             path => PathBuf::from(path),
@@ -38,7 +38,7 @@ impl DeadLetterFile {
     }
 
     /// Counts the event as poison, and writes the dead letter if the file has room.
-    pub(super) fn put(&mut self, source: &Source, letter: &DeadLetter<'_>) {
+    pub(super) fn put(&mut self, source: &IngestSource, letter: &DeadLetter<'_>) {
         source.poison.fetch_add(1, Relaxed);
         let shown = source.shown(letter.message);
         let text = format!("poison event {} of message {shown}: {}", letter.event, letter.why);
@@ -65,7 +65,7 @@ impl DeadLetterFile {
 
     fn write(
         &mut self,
-        source: &Source,
+        source: &IngestSource,
         letter: &DeadLetter<'_>,
         shown: &str,
     ) -> Result<(), String> {

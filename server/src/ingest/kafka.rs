@@ -7,7 +7,7 @@
 
 use super::reading::{CHUNK_BYTES, Chunk, IDLE, ReadStopReason, ends_before, hash_of, record_gap};
 use node::config::Ingest;
-use node::runtime::ingest::{Source, State};
+use node::runtime::ingest::{IngestSource, SourceState};
 use rskafka::BackoffConfig;
 use rskafka::client::error::{Error, ProtocolError};
 use rskafka::client::partition::{OffsetAt, PartitionClient, UnknownTopicHandling};
@@ -84,7 +84,7 @@ pub(super) struct Reader {
 
 impl Reader {
     pub(super) async fn open(
-        source: &Source,
+        source: &IngestSource,
         partition: u32,
         next: Option<u128>,
         is_new: bool,
@@ -123,7 +123,7 @@ impl Reader {
 
     pub(super) async fn read(
         &mut self,
-        source: &Source,
+        source: &IngestSource,
         next: u128,
         chunk: &mut Chunk,
     ) -> Result<(), ReadStopReason> {
@@ -175,8 +175,8 @@ impl Reader {
 
     /// Reports an empty fetch before the end of the partition. A single missing record is normally
     /// a transaction marker. Several missing records may be an oversized batch.
-    fn log_empty_fetch(&self, source: &Source, many: i64) {
-        source.stand(self.partition, State::Waiting);
+    fn log_empty_fetch(&self, source: &IngestSource, many: i64) {
+        source.stand(self.partition, SourceState::Waiting);
         let why = format!(
             "Kafka returns none of {many} messages: a batch exceeds {} MiB, or only transaction \
              markers are left (skip them with TM.INGEST SETOFFSET)",
@@ -191,7 +191,7 @@ impl Reader {
     /// offset after the last message halts the source.
     async fn out_of_range(
         &self,
-        source: &Source,
+        source: &IngestSource,
         next: u128,
         chunk: &mut Chunk,
     ) -> Result<(), ReadStopReason> {

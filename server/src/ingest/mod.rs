@@ -27,7 +27,7 @@ mod take;
 use dataset::offsets::Offset;
 use node::config::{Broker, Ingest, IngestStart};
 use node::roles::node::Host;
-use node::runtime::ingest::{Source, State};
+use node::runtime::ingest::{IngestSource, SourceState};
 use reading::{Chunk, ReadStopReason, compare, with_timeout};
 use std::io;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Reader {
     /// after the last message if `is_new`, and at the first message otherwise. Also returns the
     /// offset at which the reader starts.
     async fn open(
-        source: &Source,
+        source: &IngestSource,
         partition: u32,
         at: Option<Offset>,
         is_new: bool,
@@ -114,7 +114,11 @@ impl Reader {
 
     /// Fails if the broker has a different message at the last applied offset. If the broker has
     /// removed the message, the check is skipped.
-    async fn check_last(&mut self, source: &Source, at: Offset) -> Result<(), ReadStopReason> {
+    async fn check_last(
+        &mut self,
+        source: &IngestSource,
+        at: Offset,
+    ) -> Result<(), ReadStopReason> {
         let Some(last) = at.message.checked_sub(u128::from(at.events == 0)) else { return Ok(()) };
         let found = match self {
             // The NATS reader compares at its first read.
@@ -130,7 +134,7 @@ impl Reader {
     /// Waits up to [`reading::IDLE`] for messages from `next` on, and adds them to `chunk`.
     async fn read(
         &mut self,
-        source: &Source,
+        source: &IngestSource,
         next: u128,
         chunk: &mut Chunk,
     ) -> Result<(), ReadStopReason> {
@@ -168,7 +172,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     Ok(())
 }
 
-async fn measure(source: Arc<Source>) {
+async fn measure(source: Arc<IngestSource>) {
     let mut second = tokio::time::interval(Duration::from_secs(1));
     let mut before = 0;
     loop {
@@ -180,7 +184,7 @@ async fn measure(source: Arc<Source>) {
 }
 
 /// Reads all partitions of a source forever, and starts reading new partitions as they appear.
-async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
+async fn all_partitions(host: Arc<Host>, source: Arc<IngestSource>) {
     let mut known = 0;
     let mut flows = JoinSet::new();
     let name = &source.config.name;
@@ -247,13 +251,13 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
 }
 
 /// Waits until this node may read the source.
-async fn wait_until_allowed(host: &Host, source: &Source, partition: u32, says: bool) {
+async fn wait_until_allowed(host: &Host, source: &IngestSource, partition: u32, says: bool) {
     while let Err(state) = may_read(host, source) {
         if says {
             source.stand(partition, state);
             // A replica reports a lag of 0, because it does not read the source. A paused source
             // keeps reporting its lag.
-            if state == State::Idle {
+            if state == SourceState::Idle {
                 source.lags(partition, 0);
             }
         }
@@ -262,11 +266,11 @@ async fn wait_until_allowed(host: &Host, source: &Source, partition: u32, says: 
 }
 
 /// Records an error for INFO, and logs it if it is new.
-fn failed(source: &Source, partition: u32, trouble: &ReadStopReason) {
+fn failed(source: &IngestSource, partition: u32, trouble: &ReadStopReason) {
     let (state, why) = match trouble {
         ReadStopReason::Ordered => return,
-        ReadStopReason::Broken(why) => (State::Failing, why),
-        ReadStopReason::Halt(why) => (State::Halted, why),
+        ReadStopReason::Broken(why) => (SourceState::Failing, why),
+        ReadStopReason::Halt(why) => (SourceState::Halted, why),
     };
     // Set the reason before the state, so that TM.INGEST LIST never shows a failing source without
     // a reason.
@@ -279,7 +283,7 @@ fn failed(source: &Source, partition: u32, trouble: &ReadStopReason) {
 }
 
 /// Reads one partition forever, with retries.
-async fn run_partition(host: Arc<Host>, source: Arc<Source>, partition: u32, is_new: bool) {
+async fn run_partition(host: Arc<Host>, source: Arc<IngestSource>, partition: u32, is_new: bool) {
     let mut backoff = MIN_RETRY_DELAY;
     loop {
         wait_until_allowed(&host, &source, partition, true).await;
@@ -313,19 +317,19 @@ async fn run_partition(host: Arc<Host>, source: Arc<Source>, partition: u32, is_
 /// Reads a partition from the stored offset until an error or a command stops it.
 async fn read_on(
     host: &Arc<Host>,
-    source: &Source,
+    source: &IngestSource,
     partition: u32,
     is_new: bool,
 ) -> Result<std::convert::Infallible, ReadStopReason> {
     // Read the command counter before the offset. If a command changes the offset later, the change
     // of the counter then stops this reader.
     let orders = source.orders();
-    source.stand(partition, State::Connecting);
+    source.stand(partition, SourceState::Connecting);
     let known = host.node().engines().offsets.get(&source.config.name, partition);
     let (mut reader, at) =
         with_timeout(source, Reader::open(source, partition, known, is_new)).await??;
     let mut taker = take::EventApplier::new(host, source, partition, known, at).await?;
-    source.stand(partition, State::Running);
+    source.stand(partition, SourceState::Running);
     let mut chunk = Chunk::default();
     loop {
         if source.orders() != orders || may_read(host, source).is_err() {

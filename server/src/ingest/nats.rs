@@ -11,7 +11,7 @@ use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
 use async_nats::jetstream::stream::Stream;
 use dataset::offsets::Offset;
 use futures_util::StreamExt as _;
-use node::runtime::ingest::Source;
+use node::runtime::ingest::IngestSource;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn made_at(info: &jetstream::stream::Info) -> u128 {
 
 /// Halts the source if the offset belongs to an earlier stream of this name. An offset that an
 /// operator has set contains no creation time, and is accepted.
-fn check_made(source: &Source, ours: u128, made: u128) -> Result<(), ReadStopReason> {
+fn check_made(source: &IngestSource, ours: u128, made: u128) -> Result<(), ReadStopReason> {
     let (ours, made) = (ours >> 64, made >> 64);
     if ours == 0 || made == 0 || ours == made {
         return Ok(());
@@ -67,7 +67,7 @@ fn check_made(source: &Source, ours: u128, made: u128) -> Result<(), ReadStopRea
     )))
 }
 
-async fn connect(source: &Source) -> Result<async_nats::Client, ReadStopReason> {
+async fn connect(source: &IngestSource) -> Result<async_nats::Client, ReadStopReason> {
     let config = &source.config;
     let mut options = async_nats::ConnectOptions::new()
         .name("tidemark")
@@ -93,7 +93,7 @@ async fn connect(source: &Source) -> Result<async_nats::Client, ReadStopReason> 
 
 impl Reader {
     pub(super) async fn open(
-        source: &Source,
+        source: &IngestSource,
         at: Option<Offset>,
         is_new: bool,
     ) -> Result<(Reader, u128), ReadStopReason> {
@@ -141,7 +141,7 @@ impl Reader {
 
     pub(super) async fn read(
         &mut self,
-        source: &Source,
+        source: &IngestSource,
         next: u128,
         chunk: &mut Chunk,
     ) -> Result<(), ReadStopReason> {
@@ -210,7 +210,7 @@ impl Reader {
     /// sequence now, it was also less when the message was delivered.
     async fn look_for_gap(
         &mut self,
-        source: &Source,
+        source: &IngestSource,
         jumps: &[(u128, u128)],
     ) -> Result<(), ReadStopReason> {
         let state = self.stream.info().await.map_err(broken)?.state.clone();
@@ -225,7 +225,7 @@ impl Reader {
     /// Checks consumer and stream when no message arrives.
     async fn look_after(
         &mut self,
-        source: &Source,
+        source: &IngestSource,
         next: u128,
         chunk: &mut Chunk,
     ) -> Result<(), ReadStopReason> {

@@ -1,7 +1,7 @@
 //! Parts shared by all broker readers: chunks of messages, errors, gap reports.
 
 use node::config::Broker;
-use node::runtime::ingest::Source;
+use node::runtime::ingest::IngestSource;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -82,7 +82,7 @@ impl Chunk {
 /// link hangs. Each timeout doubles the next timeout, because a slow broker may still process the
 /// abandoned request.
 pub(super) async fn with_timeout<T>(
-    source: &Source,
+    source: &IngestSource,
     answer: impl Future<Output = T>,
 ) -> Result<T, ReadStopReason> {
     let patience = Duration::from_secs(source.patience_s.load(Relaxed)).max(ANSWER_TIMEOUT);
@@ -97,7 +97,13 @@ pub(super) async fn with_timeout<T>(
 
 /// Records that the broker removed messages before they were read. Always logs this event. `lost`
 /// is the number of removed messages, if known.
-pub(super) fn record_gap(source: &Source, partition: u32, lost: Option<u64>, from: u128, to: u128) {
+pub(super) fn record_gap(
+    source: &IngestSource,
+    partition: u32,
+    lost: Option<u64>,
+    from: u128,
+    to: u128,
+) {
     source.gaps.fetch_add(1, Relaxed);
     source.gap_messages.fetch_add(lost.unwrap_or(0), Relaxed);
     let many = lost.map_or_else(|| "an unknown number of".to_owned(), |lost| lost.to_string());
@@ -116,7 +122,7 @@ pub(super) fn record_gap(source: &Source, partition: u32, lost: Option<u64>, fro
 }
 
 /// Error for a stream that ends before the stored offset.
-pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> ReadStopReason {
+pub(super) fn ends_before(source: &IngestSource, end: u128, next: u128) -> ReadStopReason {
     let (end, next) = (source.shown(end), source.shown(next));
     ReadStopReason::Halt(format!(
         "the stream ends at {end}, before the stored offset {next}: it was replaced or truncated; \
@@ -127,7 +133,7 @@ pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> ReadStopRea
 /// Fails if the broker's message differs from the message that was applied last. `found` is the
 /// hash of the broker's message, or `None` if the broker no longer has the message.
 pub(super) fn compare(
-    source: &Source,
+    source: &IngestSource,
     last: u128,
     found: Option<u64>,
     taken: u64,

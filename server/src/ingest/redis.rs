@@ -9,7 +9,7 @@ use super::reading::{
 };
 use node::client::connect::{ConnectArgs, Link};
 use node::config::Ingest;
-use node::runtime::ingest::Source;
+use node::runtime::ingest::IngestSource;
 use node::runtime::tls::Tls;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::borrow::Cow;
@@ -65,7 +65,7 @@ fn connection(config: &Ingest) -> Result<(ConnectArgs, u32), ReadStopReason> {
 
 impl Reader {
     pub(super) async fn open(
-        source: &Source,
+        source: &IngestSource,
         next: Option<u128>,
         is_new: bool,
     ) -> Result<(Reader, u128), ReadStopReason> {
@@ -107,7 +107,7 @@ impl Reader {
     /// never contained the entry, returns the hash of empty content.
     pub(super) async fn hash_of(
         &mut self,
-        source: &Source,
+        source: &IngestSource,
         id: u128,
     ) -> Result<Option<u64>, ReadStopReason> {
         let (info, read) = self.look(&source.shown(id.saturating_sub(1))).await?;
@@ -129,7 +129,7 @@ impl Reader {
 
     pub(super) async fn read(
         &mut self,
-        source: &Source,
+        source: &IngestSource,
         next: u128,
         chunk: &mut Chunk,
     ) -> Result<(), ReadStopReason> {
@@ -223,7 +223,7 @@ impl Reader {
     }
 
     /// Reports unread entries from `next` on that were trimmed or deleted.
-    fn look_for_gap(&mut self, source: &Source, next: u128, info: &Info) {
+    fn look_for_gap(&mut self, source: &IngestSource, next: u128, info: &Info) {
         let trimmed = self.look_for_trim(next, info);
         let deleted = Some(info.deleted).filter(|&id| id >= next && id > self.deleted);
         if let Some(id) = deleted {

@@ -11,7 +11,7 @@ use dataset::engines::{Engines, WriteError};
 use dataset::offsets::{Moved, Offset};
 use node::config::IngestPoison;
 use node::roles::node::{Host, Node};
-use node::runtime::ingest::{Source, State};
+use node::runtime::ingest::{IngestSource, SourceState};
 use node::runtime::pause::Paused;
 use phantom::Change as Done;
 use std::ops::ControlFlow;
@@ -39,7 +39,7 @@ struct Item<'a> {
 /// Applies the messages of one partition.
 pub(super) struct EventApplier<'a> {
     host: &'a Arc<Host>,
-    source: &'a Source,
+    source: &'a IngestSource,
     partition: u32,
     /// Offset stored in the data set, if any.
     stored: Option<Offset>,
@@ -64,7 +64,7 @@ impl<'a> EventApplier<'a> {
     /// different message after a restart.
     pub(super) async fn new(
         host: &'a Arc<Host>,
-        source: &'a Source,
+        source: &'a IngestSource,
         partition: u32,
         stored: Option<Offset>,
         at: Offset,
@@ -161,7 +161,7 @@ impl<'a> EventApplier<'a> {
             match step {
                 Step::Completed if made == all.len() => {
                     self.at = end;
-                    self.source.stand(self.partition, State::Running);
+                    self.source.stand(self.partition, SourceState::Running);
                     // Yield the core. Otherwise a worker with a page request would wait for the
                     // next scheduler tick.
                     std::thread::yield_now();
@@ -297,7 +297,7 @@ impl<'a> EventApplier<'a> {
 
     /// Waits briefly after a refusal, or until a command stops the reader.
     async fn wait(&self, why: &str) -> Result<(), ReadStopReason> {
-        self.source.stand(self.partition, State::Waiting);
+        self.source.stand(self.partition, SourceState::Waiting);
         if self.source.note_trouble(self.partition, why) {
             tracing::warn!("ingest '{}' is waiting: {why}", self.source.config.name);
         }
@@ -380,10 +380,10 @@ async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &En
 
 /// Checks whether this node may read the source. The error is the state that the source then
 /// reports.
-pub(super) fn may_read(host: &Host, source: &Source) -> Result<(), State> {
+pub(super) fn may_read(host: &Host, source: &IngestSource) -> Result<(), SourceState> {
     let node = host.now();
     if !node.is_loaded() || !node.replication.is_master() || !node.replication.log_matches_role() {
-        return Err(State::Idle);
+        return Err(SourceState::Idle);
     }
-    if source.is_paused() { Err(State::Paused) } else { Ok(()) }
+    if source.is_paused() { Err(SourceState::Paused) } else { Ok(()) }
 }

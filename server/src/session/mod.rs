@@ -11,7 +11,7 @@ pub(crate) use scratch::Scratch;
 
 use crate::commands::cluster::gathering::{Gathering, Joined};
 use dataset::engines::WatchedState;
-use dataset::watch::Place;
+use dataset::watch::WatchedId;
 use node::acl::Access;
 use node::cluster::Topology;
 use node::command::spec::Outcome;
@@ -79,7 +79,7 @@ pub(crate) struct Session {
     pub(crate) transaction: Option<Transaction>,
     /// Watched keys by space number and id. If a key is watched twice, the version from the first
     /// WATCH is kept.
-    pub(crate) watched: HashMap<Place, WatchedState>,
+    pub(crate) watched: HashMap<WatchedId, WatchedState>,
     /// Whether a watched data set was replaced by another data set. As in Redis, all watched keys
     /// then count as modified.
     pub(crate) watch_lost: bool,
@@ -126,7 +126,7 @@ pub(crate) struct Session {
     pub(crate) later: bool,
     /// Requested replication link. If `leaving` is set, the link starts after the replies are
     /// written.
-    pub(crate) replicates: Option<outgoing_link::Place>,
+    pub(crate) replicates: Option<outgoing_link::ReplicaSlot>,
     /// Whether to close the connection after the replies are written.
     pub(crate) leaving: bool,
     pub(crate) shuts_down: bool,

@@ -18,7 +18,7 @@ pub(crate) struct Scratch {
     /// Used for page entries with several ids. Each element contains one additional id of every
     /// entry, and the page that was read for these ids.
     pub(crate) further: Vec<(Vec<u64>, Page)>,
-    pub(crate) asked: Asked,
+    pub(crate) asked: PageOptions,
     pub(crate) unseen: Unseen,
     /// Number of elements announced in the reply's header.
     pub(crate) elements: usize,
@@ -48,7 +48,7 @@ impl Scratch {
 }
 
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Asked {
+pub(crate) struct PageOptions {
     pub(crate) binary: bool,
     pub(crate) exact: bool,
     /// Argument index of the packed ids (`IDS packed`).

@@ -1,7 +1,7 @@
 //! Subscriptions of a connection.
 
 use node::acl::User;
-use node::runtime::pubsub::Kind;
+use node::runtime::pubsub::ChannelKind;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -28,21 +28,23 @@ impl Subscriptions {
 
     /// Returns whether the user may receive the messages of all subscriptions.
     pub(crate) fn are_allowed(&self, user: &User) -> bool {
-        Kind::ALL.iter().all(|&kind| self.of(kind).iter().all(|name| user.may_receive(kind, name)))
+        ChannelKind::ALL
+            .iter()
+            .all(|&kind| self.of(kind).iter().all(|name| user.may_receive(kind, name)))
     }
 
-    pub(crate) fn of(&self, kind: Kind) -> &BTreeSet<Arc<[u8]>> {
+    pub(crate) fn of(&self, kind: ChannelKind) -> &BTreeSet<Arc<[u8]>> {
         &self.names[kind as usize]
     }
 
-    pub(crate) fn insert(&mut self, kind: Kind, name: Arc<[u8]>) {
+    pub(crate) fn insert(&mut self, kind: ChannelKind, name: Arc<[u8]>) {
         let bytes = bytes_of(&name);
         if self.names[kind as usize].insert(name) {
             self.bytes += bytes;
         }
     }
 
-    pub(crate) fn remove(&mut self, kind: Kind, name: &[u8]) -> bool {
+    pub(crate) fn remove(&mut self, kind: ChannelKind, name: &[u8]) -> bool {
         let was_there = self.names[kind as usize].remove(name);
         if was_there {
             self.bytes -= bytes_of(name);
@@ -52,10 +54,10 @@ impl Subscriptions {
 
     /// Returns the number of subscriptions that replies report: channels plus patterns, or only
     /// shard channels.
-    pub(crate) fn counted(&self, kind: Kind) -> usize {
+    pub(crate) fn counted(&self, kind: ChannelKind) -> usize {
         match kind {
-            Kind::Shard => self.of(Kind::Shard).len(),
-            _ => self.of(Kind::Channel).len() + self.of(Kind::Pattern).len(),
+            ChannelKind::Shard => self.of(ChannelKind::Shard).len(),
+            _ => self.of(ChannelKind::Channel).len() + self.of(ChannelKind::Pattern).len(),
         }
     }
 }

@@ -5,7 +5,7 @@ use node::command::footprint::key_positions;
 use node::command::id_list::count_packed;
 use node::command::spec::{Spec, flag};
 use node::roles::node::Now;
-use node::runtime::pubsub::Kind;
+use node::runtime::pubsub::ChannelKind;
 use resp::{Args, RequestQueue};
 use std::time::Duration;
 
@@ -115,8 +115,8 @@ impl Transaction {
 fn more_args(spec: &Spec, args: Args<'_>, node: Now<'_>) -> usize {
     let effort = |kind| node.channels.effort(kind, args.at(1), args.at(2)) / ARGUMENT_NS;
     match spec.name {
-        "publish" => return effort(Kind::Channel),
-        "spublish" => return effort(Kind::Shard),
+        "publish" => return effort(ChannelKind::Channel),
+        "spublish" => return effort(ChannelKind::Shard),
         _ => {}
     }
     let Some(engines) = node.loaded().filter(|engines| engines.ledgers().next().is_some()) else {

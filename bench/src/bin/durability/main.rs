@@ -26,7 +26,7 @@ use snapshot::Traffic;
 use std::io;
 use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, median, on_threads, post, take, text};
-use tidemark_bench::server::{Place, Server};
+use tidemark_bench::server::{Server, ServerFiles};
 
 /// Measures the cost of durability, compared with redis-server
 #[derive(Parser)]
@@ -34,7 +34,7 @@ struct Args {
     #[command(subcommand)]
     what: What,
     #[command(flatten)]
-    place: Place,
+    place: ServerFiles,
     /// Seed of the likes
     #[arg(long, global = true, default_value_t = 1)]
     seed: u64,

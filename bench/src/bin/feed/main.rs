@@ -37,7 +37,7 @@ use data::{Data, Liked, Order, PostDistribution};
 use layout::Layout;
 use load::{Likes, closed, open};
 use pool::Pool;
-use report::{Cell, Latencies, Load, Loaded, Report, Sample, Scaling};
+use report::{Cell, Latencies, Load, Report, Sample, Scaling, TargetLoad};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::HashMap;
 use std::io;
@@ -167,7 +167,7 @@ impl Bench {
         let cpu = server.threads_cpu_s();
         first.load_flags(&self.data, &mut client)?;
         let (with_flags, flags_cpu) = (used()?, server.threads_cpu_s() - cpu);
-        self.report.loaded(Loaded {
+        self.report.loaded(TargetLoad {
             subject: format!("{name} {}", first.name()),
             bytes_per_post: (with_posts - empty) / posts,
             bytes_per_pair: (with_flags - with_posts) / pairs,

@@ -87,7 +87,7 @@ impl fmt::Display for Spread {
 }
 
 /// Cost of loading the data.
-pub(crate) struct Loaded {
+pub(crate) struct TargetLoad {
     pub(crate) subject: String,
     pub(crate) bytes_per_post: f64,
     pub(crate) bytes_per_pair: f64,
@@ -110,13 +110,13 @@ pub(crate) struct Scaling {
 }
 
 /// A target and the measured ratios.
-pub(crate) struct Asked {
+pub(crate) struct TargetResult {
     pub(crate) what: &'static str,
     pub(crate) at_least: f64,
     pub(crate) found: Spread,
 }
 
-impl Asked {
+impl TargetResult {
     pub(crate) fn is_reached(&self) -> bool {
         self.found.median() >= self.at_least
     }
@@ -127,7 +127,7 @@ pub(crate) struct Report {
     pub(crate) posts: u64,
     pub(crate) pairs: u64,
     pub(crate) cells: Vec<Cell>,
-    pub(crate) loaded: Vec<Loaded>,
+    pub(crate) loaded: Vec<TargetLoad>,
     pub(crate) latencies: Vec<Latencies>,
     pub(crate) checked: Vec<(String, Checked)>,
     pub(crate) scaling: Vec<Scaling>,
@@ -180,7 +180,7 @@ impl Report {
         }
     }
 
-    pub(crate) fn loaded(&mut self, loaded: Loaded) {
+    pub(crate) fn loaded(&mut self, loaded: TargetLoad) {
         self.loaded.push(loaded);
     }
 
@@ -250,7 +250,7 @@ impl Report {
     }
 
     /// Returns all targets for which there are measurements.
-    pub(crate) fn asked(&self) -> Vec<Asked> {
+    pub(crate) fn asked(&self) -> Vec<TargetResult> {
         let feed = |what, pipeline| self.find("tidemark feed", what, Load::base(pipeline));
         let lines = [
             (
@@ -286,7 +286,7 @@ impl Report {
             ("two cores relative to one, by CPU time", 1.8, self.two_cores().map(|(_, cpu)| cpu)),
         ];
         let line = |(what, at_least, found): (_, _, Option<Spread>)| {
-            Some(Asked { what, at_least, found: found? })
+            Some(TargetResult { what, at_least, found: found? })
         };
         lines.into_iter().filter_map(line).collect()
     }

@@ -5,14 +5,14 @@ use crate::cluster_nodes::nodes;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct ClusterNodes {
     /// Addresses of masters with slots, by id.
     masters: BTreeMap<String, String>,
     /// Ids of masters that are sources themselves, or that have a replica among the sources.
     named: BTreeSet<String>,
 }
 
-impl Known {
+impl ClusterNodes {
     /// Requests the list of cluster nodes from a source. Ignores errors, such as a missing
     /// permission.
     pub(super) fn note(&mut self, remote: &mut BlockingConnection) {
@@ -40,14 +40,14 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use super::Known;
+    use super::ClusterNodes;
 
     #[test]
     fn masters_that_no_source_is_are_found() {
         let line = |id: &str, port: u16, flags: &str, master: &str, slots: &str| {
             format!("{id} 10.0.0.1:{port}@1{port} {flags} {master} 0 0 1 connected {slots}\n")
         };
-        let mut known = Known::default();
+        let mut known = ClusterNodes::default();
         known.read(
             &(line("a", 7001, "myself,master", "-", "0-5460")
                 + &line("b", 7002, "master", "-", "5461-10922")

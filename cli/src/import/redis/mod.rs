@@ -184,7 +184,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
 /// missing. A cluster node has only the keys of its own slots. A Tidemark server cannot list the
 /// members of its sets.
 fn check_source(import: &RedisImport<'_>) -> Result<(), String> {
-    let mut known = cluster::Known::default();
+    let mut known = cluster::ClusterNodes::default();
     for source in &import.sources {
         source.resolve()?;
         // If a source is unreachable, its reader retries later.

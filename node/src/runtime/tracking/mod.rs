@@ -32,7 +32,7 @@ use crate::config::Config;
 use crate::runtime::clients::{BROADCAST, BROKEN_REDIRECT, Client, TRACKING};
 use dataset::engines::Engines;
 use dataset::engines::{ChangeListener, Listener};
-use dataset::watch::Place;
+use dataset::watch::WatchedId;
 use parking_lot::{Mutex, RwLock};
 use prefixes::Prefixes;
 use resp::{Protocol, Reply};
@@ -45,7 +45,7 @@ use std::sync::{Arc, Weak};
 use table::{RemovedKey, Table};
 
 impl ChangeListener for Tracking {
-    fn changed(&self, engines: &Engines, place: Place) {
+    fn changed(&self, engines: &Engines, place: WatchedId) {
         Tracking::changed(self, engines, place);
     }
 
@@ -124,7 +124,7 @@ struct Changes {
     tracker: Option<u64>,
     taken: Vec<RemovedKey>,
     /// Changed places, for clients in broadcast mode.
-    places: Vec<Place>,
+    places: Vec<WatchedId>,
     all: bool,
 }
 
@@ -347,7 +347,7 @@ impl Tracking {
     }
 
     #[cold]
-    pub(crate) fn changed(&self, engines: &Engines, place: Place) {
+    pub(crate) fn changed(&self, engines: &Engines, place: WatchedId) {
         let taken = self.table.take(place);
         let is_broadcast = self.broadcasts.load(Relaxed) != 0;
         if taken.is_empty() && !is_broadcast {
@@ -412,7 +412,7 @@ impl Tracking {
     fn broadcast(
         &self,
         trackers: &HashMap<u64, Arc<Tracker>>,
-        places: &[Place],
+        places: &[WatchedId],
         changes: &Changes,
         engines: &Engines,
     ) -> bool {

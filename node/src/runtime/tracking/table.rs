@@ -4,7 +4,7 @@
 //! The table is divided into shards by id, each with its own lock. An id has few keys (its row, its
 //! cells, its pairs, the id itself), so they are stored in a list.
 
-use dataset::watch::Place;
+use dataset::watch::WatchedId;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -212,7 +212,7 @@ impl Table {
     }
 
     /// Removes and returns the keys of this id that depend on this space.
-    pub(crate) fn take(&self, (space, id): Place) -> Vec<RemovedKey> {
+    pub(crate) fn take(&self, (space, id): WatchedId) -> Vec<RemovedKey> {
         let mut taken = Vec::new();
         self.with(self.of(id), |shard| {
             if let Some(&index) = shard.at.get(&id) {

@@ -82,7 +82,7 @@ impl Master {
     fn restart(&self, shelf: &Shelf, past: &Past, mut each: impl FnMut(usize, &Space)) -> Space {
         let options = self.space.options().clone();
         let mut late = HashMap::new();
-        past.late.iter().for_each(|piece| Late::take(&mut late, piece).unwrap());
+        past.late.iter().for_each(|piece| LatePairs::take(&mut late, piece).unwrap());
         let mut tables = vec![];
         for bytes in &past.tables {
             let mut decoder = TableDecoder::new(&options, u64::MAX);

@@ -5,7 +5,7 @@ use crate::commands::command::{Command, Group, Run::Once};
 use node::command::error::{Printable, refuse};
 use node::command::spec::{ALWAYS, NO_KEYS, Outcome, flag};
 use node::roles::backup;
-use node::roles::backup_state::{BackupOutcome, Kept, Status};
+use node::roles::backup_state::{ArchiveState, BackupOutcome, Status};
 
 const SERVER: Group = Group::new("server", "0.1.0", NO_KEYS);
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
@@ -88,9 +88,9 @@ fn status(call: &mut Call<'_>) -> Outcome {
     }
     said.push(("log", text(kept.name())));
     match kept {
-        Kept::Off => {}
-        Kept::UpTo(offset) => said.push(("log_offset", number(offset))),
-        Kept::Failed(why) => said.push(("log_error", text(&why))),
+        ArchiveState::Off => {}
+        ArchiveState::UpTo(offset) => said.push(("log_offset", number(offset))),
+        ArchiveState::Failed(why) => said.push(("log_error", text(&why))),
     }
     call.reply.map(said.len());
     for (name, value) in said {

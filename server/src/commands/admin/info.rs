@@ -7,7 +7,7 @@ use node::command::table::with_numbers;
 use node::metrics::{self, Sample};
 use node::roles::node::Node;
 use node::runtime::process_memory::{kilobytes, resident_bytes};
-use node::runtime::pubsub::Kind;
+use node::runtime::pubsub::ChannelKind;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -290,7 +290,7 @@ fn stats(sample: &Sample, out: &mut String) {
         "active_defrag_key_misses" = 0,
         "total_active_defrag_time" = 0,
         "current_active_defrag_time" = 0,
-        "pubsubshard_channels" = node.channels.len(Kind::Shard),
+        "pubsubshard_channels" = node.channels.len(ChannelKind::Shard),
         "latest_fork_usec" = 0,
         "total_forks" = 0,
         "tracking_total_items" = tracked.1,

@@ -6,7 +6,7 @@ use dataset::engines::events::Partition;
 use dataset::offsets::Offset;
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{NO_KEYS, Outcome, flag};
-use node::runtime::ingest::{IngestProgress, Source};
+use node::runtime::ingest::{IngestProgress, IngestSource};
 use resp::Reply;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     ]),
 ];
 
-fn source(call: &Call<'_>) -> Result<Arc<Source>, Refusal> {
+fn source(call: &Call<'_>) -> Result<Arc<IngestSource>, Refusal> {
     let name = call.args.at(2);
     let found = call.node.ingest.find(name).cloned();
     found.ok_or_else(|| refuse!("ERR no such ingest source '{}'", Printable(name)))
@@ -96,7 +96,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
 
 fn write(
     reply: &mut Reply<'_>,
-    source: &Source,
+    source: &IngestSource,
     partitions: &BTreeMap<u32, (IngestProgress, Option<Offset>)>,
 ) {
     let ingest_progress = source.ingest_progress();

@@ -15,7 +15,7 @@
 //! a hash of the expected element layout ([`shape`]).
 
 use crate::commands::call::{check_packed, view};
-use crate::commands::cluster::gathering::{At, Columns, IdOwner, Page, Part, Plan, element_of};
+use crate::commands::cluster::gathering::{At, Columns, IdGroup, IdOwner, Page, Plan, element_of};
 use crate::commands::cluster::{route, shape};
 use crate::commands::feed::among::{check_binary, other_shard, top};
 use crate::commands::flags::unseen;
@@ -28,7 +28,7 @@ use node::cluster::{Server, Topology};
 use node::command::among::{self, Parts, is_among};
 use node::command::error::Refusal;
 use node::command::id_list::{self, Ids, first_id};
-use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
+use node::command::spec::{IdTarget, KeyArgs, MEMBER, Outcome, Spec, flag};
 use node::command::table::{bit_of, find};
 use node::command::unseen_options::{Options, UnseenOption};
 use node::config::ReadFrom;
@@ -53,7 +53,7 @@ pub(crate) fn can_be_parted(
     spec.has(flag::PER_ID)
         && session.transaction.is_none()
         && !session.in_exec
-        && !(of == Of::Action && counts_member())
+        && !(of == IdTarget::Action && counts_member())
 }
 
 /// Returns whether this node is a replica that serves reads of its shard.
@@ -93,8 +93,9 @@ pub(crate) fn are_all_here(
     })
 }
 
-fn is_joined(of: Of, args: Args<'_>, node: Now<'_>) -> bool {
-    of == Of::View && node.engines().view(args.at(1)).is_some_and(dataset::engines::View::is_joined)
+fn is_joined(of: IdTarget, args: Args<'_>, node: Now<'_>) -> bool {
+    of == IdTarget::View
+        && node.engines().view(args.at(1)).is_some_and(dataset::engines::View::is_joined)
 }
 
 /// Returns the slot of an argument's first id, and whether the argument's other ids belong to the
@@ -147,7 +148,7 @@ impl Plan {
                     plan.ids.push((at as u32, of));
                     at += step;
                 }
-                None if of == Of::View && word.eq_ignore_ascii_case(b"BINARY") => {
+                None if of == IdTarget::View && word.eq_ignore_ascii_case(b"BINARY") => {
                     if plan.is_binary {
                         return Err(Refusal::SYNTAX);
                     }
@@ -161,7 +162,7 @@ impl Plan {
                 None => {
                     // The argument after MARK is the name of an action, even if it looks like an
                     // id.
-                    let is_mark = of == Of::View && word.eq_ignore_ascii_case(b"MARK");
+                    let is_mark = of == IdTarget::View && word.eq_ignore_ascii_case(b"MARK");
                     for option in at..(at + 1 + usize::from(is_mark)).min(args.len()) {
                         plan.options.push(option as u32);
                     }
@@ -186,7 +187,7 @@ impl Plan {
         };
         if let Some(part) = of_master[master] {
             self.parts[part as usize].count += 1;
-            return IdOwner::Part(part);
+            return IdOwner::IdGroup(part);
         }
         let at = match topology.server_of(slot) {
             server if server.is_here(|| reads_here) => At::Here,
@@ -197,8 +198,8 @@ impl Plan {
         };
         let part = self.parts.len() as u32;
         of_master[master] = Some(part);
-        self.parts.push(Part { at, count: 1, number: 0, reply: Vec::new(), is_answered: false });
-        IdOwner::Part(part)
+        self.parts.push(IdGroup { at, count: 1, number: 0, reply: Vec::new(), is_answered: false });
+        IdOwner::IdGroup(part)
     }
 }
 
@@ -325,7 +326,7 @@ fn own_part(
     scratch: &mut Scratch,
 ) -> Vec<u8> {
     let mut kept = RequestQueue::default();
-    kept.push_all(plan.words(args, |_, of| of == IdOwner::Part(part as u32)));
+    kept.push_all(plan.words(args, |_, of| of == IdOwner::IdGroup(part as u32)));
     let mut bytes = Vec::new();
     let Some(args) = kept.iter().next() else { return bytes };
     let reply = Reply::new(&mut bytes, Protocol::Resp2);

@@ -1,7 +1,7 @@
 //! State of a client's requests that wait for other nodes: how each request was split, what was
 //! sent, and how the replies are merged ([`gather`](super::gather)).
 
-use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
+use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, PeerLink};
 use crate::commands::feed::among::binary_bytes;
 use crate::session::unseen::{Unseen, UnseenOptions};
 use node::client::connect::{put_bulk, put_head};
@@ -24,7 +24,7 @@ pub(super) enum At {
     Shard(usize),
 }
 
-pub(super) struct Part {
+pub(super) struct IdGroup {
     pub(super) at: At,
     pub(super) count: usize,
     pub(super) number: usize,
@@ -35,7 +35,7 @@ pub(super) struct Part {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum IdOwner {
-    Part(u32),
+    IdGroup(u32),
     Refusal(u32),
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Plan {
     pub(super) ids: Vec<(u32, IdOwner)>,
     /// Positions of options, which every part repeats.
     pub(super) options: Vec<u32>,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<IdGroup>,
     /// Encoded errors of ids that no part contains.
     pub(super) refusals: Vec<Vec<u8>>,
     pub(super) is_binary: bool,
@@ -163,7 +163,7 @@ impl Page {
             let from = if is_own { ReadFrom::Master } else { from };
             let link = peers::with(|peers| peers.of_shard(topology, master, from, &process));
             let count = self.plan.parts[part].count;
-            let of = IdOwner::Part(part as u32);
+            let of = IdOwner::IdGroup(part as u32);
             self.plan.parts[part].number = link.ask(&process, batch, |out| {
                 self.plan.write(args, count, |_, other| other == of, out);
             });
@@ -212,7 +212,7 @@ impl Page {
         for (id, (_, of)) in self.plan.ids.iter().enumerate() {
             let element = match *of {
                 IdOwner::Refusal(at) => &self.plan.refusals[at as usize][..],
-                IdOwner::Part(part) => match &mut replies[part as usize] {
+                IdOwner::IdGroup(part) => match &mut replies[part as usize] {
                     Some(reply) => reply.next().unwrap_or(b"-ERR a node returned too few rows\r\n"),
                     // The whole part failed, so the error applies to each of its ids.
                     None => &self.plan.parts[part as usize].reply[..],
@@ -229,7 +229,7 @@ impl Page {
 
     /// Sends the ids that returned MOVED to the node that the error names.
     fn retry_moved(&self, process: &Arc<Process>, batch: &Arc<Batch>) -> Vec<(usize, Vec<usize>)> {
-        let mut by_link: Vec<(Arc<Link>, Vec<usize>)> = Vec::new();
+        let mut by_link: Vec<(Arc<PeerLink>, Vec<usize>)> = Vec::new();
         for (id, element) in self.elements().0.into_iter().enumerate() {
             let Some(address) = moved_to(element) else { continue };
             match by_link.iter_mut().find(|(link, _)| link.address == address) {
@@ -241,7 +241,7 @@ impl Page {
             }
         }
         let Some(args) = self.request.iter().next() else { return Vec::new() };
-        let ask = |(link, ids): (Arc<Link>, Vec<usize>)| {
+        let ask = |(link, ids): (Arc<PeerLink>, Vec<usize>)| {
             let is_meant = |id: usize, _| ids.binary_search(&id).is_ok();
             let number = link.ask(process, batch, |out| {
                 self.plan.write(args, ids.len(), is_meant, out);
@@ -272,7 +272,7 @@ impl Page {
 
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let parts = &self.plan.parts;
-        let refused = |part: &Part| part.is_answered && part.reply.starts_with(b"-");
+        let refused = |part: &IdGroup| part.is_answered && part.reply.starts_with(b"-");
         if let Some(first) = parts.first()
             && self.plan.refusals.is_empty()
             && self.again.is_empty()

@@ -164,12 +164,12 @@ struct PeerLinkState {
 }
 
 /// Connection to one node; see the module documentation.
-pub(crate) struct Link {
+pub(crate) struct PeerLink {
     pub(crate) address: Address,
     state: Mutex<PeerLinkState>,
 }
 
-impl Link {
+impl PeerLink {
     /// Queues a request, which `write` appends. Returns its index in the batch.
     pub(crate) fn ask(
         &self,
@@ -228,7 +228,7 @@ impl Link {
         }
     }
 
-    async fn run(self: Arc<Link>, process: Arc<Process>) {
+    async fn run(self: Arc<PeerLink>, process: Arc<Process>) {
         loop {
             let timeout = timeout(&process);
             let opened = match tokio::time::timeout(timeout, self.open(&process)).await {
@@ -308,7 +308,12 @@ impl Wire {
     }
 
     /// Returns `Ready` with the reason when the connection ends.
-    fn poll(&mut self, cx: &mut Context<'_>, link: &Link, process: &Process) -> Poll<io::Error> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        link: &PeerLink,
+        process: &Process,
+    ) -> Poll<io::Error> {
         let outcome = self
             .write(cx, link)
             .and_then(|()| self.read(cx, link, process))
@@ -319,7 +324,7 @@ impl Wire {
         }
     }
 
-    fn write(&mut self, cx: &mut Context<'_>, link: &Link) -> io::Result<()> {
+    fn write(&mut self, cx: &mut Context<'_>, link: &PeerLink) -> io::Result<()> {
         loop {
             if self.sent == self.out.len() {
                 self.out.clear();
@@ -354,7 +359,7 @@ impl Wire {
         Ok(())
     }
 
-    fn read(&mut self, cx: &mut Context<'_>, link: &Link, process: &Process) -> io::Result<()> {
+    fn read(&mut self, cx: &mut Context<'_>, link: &PeerLink, process: &Process) -> io::Result<()> {
         let most = process.config().server.max_output_buffer_bytes;
         CHUNK.with_borrow_mut(|chunk| {
             loop {
@@ -371,7 +376,7 @@ impl Wire {
         })
     }
 
-    fn receive(&mut self, bytes: &[u8], link: &Link, most: usize) -> io::Result<()> {
+    fn receive(&mut self, bytes: &[u8], link: &PeerLink, most: usize) -> io::Result<()> {
         self.heard = Instant::now();
         if self.input.is_empty() {
             let used = self.take(bytes, link, most)?;
@@ -390,7 +395,7 @@ impl Wire {
 
     /// Assigns the replies in `bytes` to their requests, and returns the number of bytes consumed.
     /// `most` limits the size of all replies in one batch.
-    fn take(&mut self, bytes: &[u8], link: &Link, most: usize) -> io::Result<usize> {
+    fn take(&mut self, bytes: &[u8], link: &PeerLink, most: usize) -> io::Result<usize> {
         let mut start = 0;
         let mut state = link.state.lock();
         loop {
@@ -423,7 +428,7 @@ impl Wire {
         }
     }
 
-    fn look(&mut self, cx: &mut Context<'_>, link: &Link, process: &Process) -> io::Result<()> {
+    fn look(&mut self, cx: &mut Context<'_>, link: &PeerLink, process: &Process) -> io::Result<()> {
         loop {
             if !self.is_due_set {
                 let state = link.state.lock();
@@ -460,10 +465,10 @@ impl Wire {
 
 #[derive(Default)]
 pub(crate) struct Peers {
-    all: HashMap<Address, Arc<Link>>,
+    all: HashMap<Address, Arc<PeerLink>>,
     /// Topology to which `member_links` belongs. That list contains a link per member, by position.
     topology: Option<Arc<Topology>>,
-    member_links: Vec<Option<Arc<Link>>>,
+    member_links: Vec<Option<Arc<PeerLink>>>,
     turns: u32,
 }
 
@@ -476,7 +481,7 @@ pub(crate) fn with<T>(use_them: impl FnOnce(&mut Peers) -> T) -> T {
     PEERS.with_borrow_mut(use_them)
 }
 
-fn retire(link: &Link) {
+fn retire(link: &PeerLink) {
     let mut state = link.state.lock();
     state.is_retired = true;
     if let Some(task) = state.task.take() {
@@ -491,14 +496,14 @@ impl Peers {
         &mut self,
         address: Address,
         process: &Arc<Process>,
-    ) -> Option<Arc<Link>> {
+    ) -> Option<Arc<PeerLink>> {
         let has_room = self.all.len() < MAX_LINKS || self.all.contains_key(&address);
         has_room.then(|| self.to(address, process))
     }
 
-    fn to(&mut self, address: Address, process: &Arc<Process>) -> Arc<Link> {
+    fn to(&mut self, address: Address, process: &Arc<Process>) -> Arc<PeerLink> {
         let link = self.all.entry(address).or_insert_with_key(|address| {
-            let link = Arc::new(Link { address: address.clone(), state: Mutex::default() });
+            let link = Arc::new(PeerLink { address: address.clone(), state: Mutex::default() });
             tokio::spawn(link.clone().run(process.clone()));
             link
         });
@@ -524,7 +529,12 @@ impl Peers {
         self.topology = Some(topology.clone());
     }
 
-    fn member(&mut self, topology: &Topology, number: usize, process: &Arc<Process>) -> Arc<Link> {
+    fn member(
+        &mut self,
+        topology: &Topology,
+        number: usize,
+        process: &Arc<Process>,
+    ) -> Arc<PeerLink> {
         if let Some(link) = &self.member_links[number] {
             return link.clone();
         }
@@ -540,7 +550,7 @@ impl Peers {
         master: usize,
         from: ReadFrom,
         process: &Arc<Process>,
-    ) -> Arc<Link> {
+    ) -> Arc<PeerLink> {
         self.follow(topology);
         let of_master = self.member(topology, master, process);
         if from == ReadFrom::Master {
@@ -553,7 +563,7 @@ impl Peers {
             .filter(|(_, member)| member.master.as_deref() == Some(id))
             .map(|(number, _)| number)
             .collect();
-        let mut links: Vec<Arc<Link>> =
+        let mut links: Vec<Arc<PeerLink>> =
             replicas.into_iter().map(|number| self.member(topology, number, process)).collect();
         if from == ReadFrom::Nearest {
             links.push(of_master.clone());

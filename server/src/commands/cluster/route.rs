@@ -5,7 +5,7 @@ use dataset::engines::Engines;
 use node::cluster::slot::{of_id, of_key, tag_of};
 use node::cluster::{Server, Topology};
 use node::command::error::{Printable, Refusal, refuse};
-use node::command::footprint::{Footprint, Placed};
+use node::command::footprint::{Footprint, RoutedBy};
 use node::command::spec::{Outcome, Spec};
 use node::roles::node::Now;
 use resp::Args;
@@ -45,8 +45,8 @@ impl<'a> Router<'a> {
     pub(crate) fn add(&mut self, spec: &Spec, args: Args<'_>, engines: &Engines) {
         let changes = spec.may_write(args);
         Footprint::new(spec, args, engines).placed(|placed| match placed {
-            Placed::Id(id) => self.place(of_id(id), false, changes),
-            Placed::Key(key) => match untagged(key) {
+            RoutedBy::Id(id) => self.place(of_id(id), false, changes),
+            RoutedBy::Key(key) => match untagged(key) {
                 Some(refusal) => _ = self.untagged_refusal.get_or_insert(refusal),
                 None => self.place(of_key(key), true, changes),
             },

@@ -8,7 +8,7 @@ use crate::session::Session;
 use dataset::engines::Engines;
 use node::cluster::{Member, Topology};
 use node::command::error::{Printable, Refusal, refuse};
-use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
+use node::command::spec::{IdTarget, KeyArgs, Outcome, Spec, flag};
 use node::command::table::Found;
 use node::roles::node::Now;
 use resp::Args;
@@ -19,13 +19,15 @@ pub(crate) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Opti
     let KeyArgs::Ids(of, ..) = spec.keys else { return Ok(None) };
     let name = args.at(1);
     Ok(match of {
-        Of::View => {
+        IdTarget::View => {
             let mark = spec.mark(args).map(|at| action(engines, args.at(at))).transpose()?;
             Some(engines.shape_of_view(view(engines, name)?, mark))
         }
-        Of::Action => Some(engines.shape_of_action(action(engines, name)?)),
-        Of::Rows if spec.has(flag::READONLY) => Some(counter_space(engines, name)?.shape_of_rows()),
-        Of::Rows | Of::Pairs | Of::RowsAndPairs => None,
+        IdTarget::Action => Some(engines.shape_of_action(action(engines, name)?)),
+        IdTarget::Rows if spec.has(flag::READONLY) => {
+            Some(counter_space(engines, name)?.shape_of_rows())
+        }
+        IdTarget::Rows | IdTarget::Pairs | IdTarget::RowsAndPairs => None,
     })
 }
 
@@ -85,8 +87,8 @@ pub(super) fn check_layout(
 #[cold]
 fn layout_error(spec: &Spec, args: Args<'_>, session: &Session) -> Refusal {
     let what = match spec.keys {
-        KeyArgs::Ids(Of::View, ..) => "a different view",
-        KeyArgs::Ids(Of::Action, ..) => "a different action",
+        KeyArgs::Ids(IdTarget::View, ..) => "a different view",
+        KeyArgs::Ids(IdTarget::Action, ..) => "a different action",
         _ => "different counters in",
     };
     let beside = spec

@@ -8,7 +8,7 @@ use node::command::spec::{ALWAYS, NO_KEYS, Outcome, flag};
 
 use node::roles::failover;
 use node::roles::node::Node;
-use node::runtime::clients::{Client, Kind};
+use node::runtime::clients::{Client, ClientKind};
 use node::runtime::pause::{By, Paused};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,16 +46,16 @@ pub(crate) const UNBLOCK: Command =
 pub(crate) const UNPAUSE: Command = CONNECTION.row("client|unpause", 2, ADMIN, "", Once(unpause),
     "Ends CLIENT PAUSE.").since("6.2.0").linear("connections");
 
-fn kind(name: &[u8]) -> Result<Kind, Refusal> {
+fn kind(name: &[u8]) -> Result<ClientKind, Refusal> {
     let is = |kind: &[u8]| name.eq_ignore_ascii_case(kind);
     if is(b"normal") {
-        Ok(Kind::Normal)
+        Ok(ClientKind::Normal)
     } else if is(b"pubsub") {
-        Ok(Kind::Pubsub)
+        Ok(ClientKind::Pubsub)
     } else if is(b"replica") || is(b"slave") {
-        Ok(Kind::Replica)
+        Ok(ClientKind::Replica)
     } else if is(b"master") {
-        Ok(Kind::Master)
+        Ok(ClientKind::Master)
     } else {
         Err(refuse!("ERR Unknown client type '{}'", node::command::error::Printable(name)))
     }

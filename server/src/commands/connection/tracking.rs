@@ -6,7 +6,7 @@ use crate::commands::command::{Command, Group, Run::Once};
 use crate::session::Session;
 use crate::session::tracked::{Tracked, bytes_of};
 use node::command::error::{Refusal, refuse};
-use node::command::footprint::{Footprint, Touch};
+use node::command::footprint::{Footprint, TouchedObject};
 use node::command::id_list;
 use node::command::spec::{ALWAYS, NO_KEYS, Outcome, Spec};
 use node::command::table::Found;
@@ -315,11 +315,11 @@ pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now
     // A key outside all spaces is not recorded, because it never changes.
     let packed = id_list::packed(spec, args);
     let footprint = Footprint::new(spec, args, engines);
-    let mut remember = |at, touch: Touch<'_>| {
+    let mut remember = |at, touch: TouchedObject<'_>| {
         let spaces = match touch {
-            Touch::Row(space, _) => Spaces::from_slice(&[space.number()]),
-            Touch::Pair(space, ..) => Spaces::from_slice(&[space.number()]),
-            Touch::Shown(view, ..) => {
+            TouchedObject::Row(space, _) => Spaces::from_slice(&[space.number()]),
+            TouchedObject::Pair(space, ..) => Spaces::from_slice(&[space.number()]),
+            TouchedObject::Shown(view, ..) => {
                 let rows = engines.sources(view).map(|space| space.number());
                 rows.chain(engines.flags(view).map(|space| space.number())).collect()
             }

@@ -12,7 +12,7 @@ use dataset::engines::CounterSpace;
 use dataset::tokens::{self, MAX_TOKEN_BYTES};
 use node::command::error::no_field;
 use node::command::error::{Refusal, refuse};
-use node::command::spec::{KeyArgs, NO_KEYS, ONE_KEY, Of, Outcome, READ, flag};
+use node::command::spec::{IdTarget, KeyArgs, NO_KEYS, ONE_KEY, Outcome, READ, flag};
 use resp::Args;
 
 const COUNTER: Group = Group::new("counter", "0.1.0", NO_KEYS);
@@ -22,7 +22,7 @@ const ADD: u32 = flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST;
 pub(crate) const COMMANDS: &[Command] = &[
     COUNTER.row("cnt.get", -3, READ | flag::NAMED | flag::PER_ID, "space id [id ...]", Long(get),
         "Returns for each id an array of its counters in schema order, or nil if it has no row.")
-        .keys(KeyArgs::Ids(Of::Rows, 2, 1)).linear("ids"),
+        .keys(KeyArgs::Ids(IdTarget::Rows, 2, 1)).linear("ids"),
     COUNTER.row("cnt.scan", -3, flag::READONLY | flag::NO_MULTI | flag::NAMED,
         "space cursor [COUNT count] [BINARY]", Once(scan::run),
         "Iterates over the rows of a space, for batch jobs. Returns the cursor for the next call \
@@ -42,7 +42,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          the default). TOKEN (1 to 64 bytes) makes the command idempotent: while the token is \
          kept, a repeated CNT.INCRBY or CNT.MINCRBY with the same token for the same row returns \
          the first result. A different increment under the same token is an error. A rejected \
-         increment stores no token.").keys(KeyArgs::Ids(Of::Rows, 2, usize::MAX))
+         increment stores no token.").keys(KeyArgs::Ids(IdTarget::Rows, 2, usize::MAX))
         .linear("fields"),
     COUNTER.row("cnt.hincrby", 6, ADD, "key field increment TOKEN token", Once(hincrby),
         "HINCRBY that counts once, however often it is sent with the same token: CNT.INCRBY with \
@@ -54,14 +54,14 @@ pub(crate) const COMMANDS: &[Command] = &[
          an error (overflow, out of memory) for this triple only. If a triple names no counter, \
          the command fails as a whole. TOKEN makes each triple idempotent: a repeated command \
          returns the first results of the triples that counted, and counts the others. With TOKEN \
-         each counter may appear only once.").keys(KeyArgs::Ids(Of::Rows, 2, 3)).linear("ids"),
+         each counter may appear only once.").keys(KeyArgs::Ids(IdTarget::Rows, 2, 3)).linear("ids"),
     COUNTER.row("cnt.set", -5, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED,
         "space id field value [field value ...]", Once(set),
         "Sets counters of one row, all or none. Other fields keep their values.")
-        .keys(KeyArgs::Ids(Of::Rows, 2, usize::MAX)).linear("fields"),
+        .keys(KeyArgs::Ids(IdTarget::Rows, 2, usize::MAX)).linear("fields"),
     COUNTER.row("cnt.del", -3, flag::WRITE | flag::FAST | flag::NAMED,
         "space id [id ...]", Long(del),
-        "Deletes rows. Returns the number of deleted rows.").keys(KeyArgs::Ids(Of::Rows, 2, 1))
+        "Deletes rows. Returns the number of deleted rows.").keys(KeyArgs::Ids(IdTarget::Rows, 2, 1))
         .linear("ids"),
 ];
 
@@ -123,8 +123,8 @@ fn token(word: &[u8]) -> Result<&[u8], Refusal> {
 }
 
 /// Builds the engine's token with the current time.
-fn once(token: &[u8], is_of_cell: bool) -> tokens::Once<'_> {
-    tokens::Once { token, is_of_cell, now_s: unix_s() }
+fn once(token: &[u8], is_of_cell: bool) -> tokens::TokenUse<'_> {
+    tokens::TokenUse { token, is_of_cell, now_s: unix_s() }
 }
 
 fn incrby(call: &mut Call<'_>) -> Outcome {

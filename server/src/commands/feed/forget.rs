@@ -4,7 +4,7 @@ use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long};
 use crate::commands::schema::spaces::{AnySpace, any_space};
 use crate::commands::turn::Answered;
-use node::command::spec::{KeyArgs, NO_KEYS, Of, flag};
+use node::command::spec::{IdTarget, KeyArgs, NO_KEYS, flag};
 
 const FEED: Group = Group::new("feed", "0.1.0", NO_KEYS);
 
@@ -21,7 +21,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          that 7 follows 9 is a flag of 9. Counters of members (member_counters) stay too, because \
          a filter cannot list its members; a later FEED.ACT counts again for the member. If these \
          counters must be exact, undo the actions first.")
-        .keys(KeyArgs::Ids(Of::RowsAndPairs, 2, 1)).linear("ids"),
+        .keys(KeyArgs::Ids(IdTarget::RowsAndPairs, 2, 1)).linear("ids"),
 ];
 
 fn forget(call: &mut Call<'_>) -> Answered {

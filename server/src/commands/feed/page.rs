@@ -8,14 +8,14 @@ use crate::commands::items::ITEMS_PER_CLOCK_READ;
 use crate::commands::log_size;
 use crate::commands::turn::{Answer as Handled, Answered, Step};
 use crate::commands::unreadable::UnreadableRows;
-use crate::session::scratch::{Asked, Scratch};
+use crate::session::scratch::{PageOptions, Scratch};
 use crate::session::suspend::Suspension;
 use dataset::cold::UnreadableIds;
 use dataset::engines::{Action, Page, View};
 use node::command::among::is_among;
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::id_list::is_ids;
-use node::command::spec::{KeyArgs, NO_KEYS, Of, Outcome, READ, flag};
+use node::command::spec::{IdTarget, KeyArgs, NO_KEYS, Outcome, READ, flag};
 use phantom::{Answer, BATCH, Change, Member};
 use resp::IntRow;
 use std::ops::Range;
@@ -45,7 +45,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          MEMBERS takes one string of little-endian u64; OF takes the members of the viewer in a \
          space with a ledger. If the space of the flag has a ledger, the result is exact. BINARY \
          appends the count as i64, then TOP members as u64, of which unused ones are 0.")
-        .keys(KeyArgs::ids_of(Of::View)).linear("ids"),
+        .keys(KeyArgs::ids_of(IdTarget::View)).linear("ids"),
     FEED.row("feed.row", -4, READ | flag::NAMED, "key view viewer [EXACT]", Once(row),
         "Returns the row that FEED.GET returns for one id, given the key of its row: the view's \
          counters, then its flags for the viewer. In a cluster a client pipelines these commands \
@@ -59,12 +59,12 @@ pub(crate) const COMMANDS: &[Command] = &[
          viewer, all or none. If the id has no row (none yet, or deleted by DEL), the first \
          action counts even if the viewer's flag is set; it counts for the id, and not again for \
          the viewer. The flags of other viewers do not change.")
-        .keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
+        .keys(KeyArgs::ids_of(IdTarget::Action)).linear("ids"),
     FEED.row("feed.undo", -4, flag::WRITE | flag::FAST | flag::NAMED | flag::PER_ID,
         "action viewer id [id ...]", Long(undo),
         "Reverts an action on each id: unsets the viewer's flag and subtracts 1 from the counter, \
          but not below 0. Returns for each id 1, 0 if the flag was not set, or nil if the id is \
-         below the horizon.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
+         below the horizon.").keys(KeyArgs::ids_of(IdTarget::Action)).linear("ids"),
 ];
 
 /// Number of ids above which a page's size is compared with the output limit before the page is
@@ -75,7 +75,7 @@ fn get(call: &mut Call<'_>) -> Answered {
     let view = view(call.node.engines(), call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
     if call.step.begins_request() {
-        call.scratch.asked = Asked::default();
+        call.scratch.asked = PageOptions::default();
         if view.is_joined() {
             let parts = call.node.engines().then(view).count();
             call.scratch.further.resize_with(parts, Default::default);
@@ -124,7 +124,7 @@ fn row(call: &mut Call<'_>) -> Outcome {
     }
     call.scratch.ids.clear();
     call.scratch.ids.push(id);
-    call.scratch.asked = Asked { exact, ..Asked::default() };
+    call.scratch.asked = PageOptions { exact, ..PageOptions::default() };
     if let Some(refused) = read(call, view, &Member::parse(call.args.at(3)), 0..1)? {
         write_rows(call, view, 1, &refused);
     }

@@ -11,7 +11,7 @@ use crate::commands::flags::phantom::{no_ledger, space};
 use dataset::cold::ledger::{PairLedger, in_ledger};
 use ledger::{Member, OwnedMember, Pairs};
 use node::command::error::{Refusal, refuse};
-use node::command::spec::{KeyArgs, NO_KEYS, Of, Outcome, flag};
+use node::command::spec::{IdTarget, KeyArgs, NO_KEYS, Outcome, flag};
 use node::roles::node::Now;
 use node::runtime::glob;
 use resp::Reply;
@@ -25,7 +25,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         "space id [AFTER member] [COUNT count]", Once(members),
         "Returns the members whose flags are set on an id, in order: numbers, then strings. \
          Returns up to COUNT members (default 100) greater than AFTER; AFTER need not exist. \
-         Requires a ledger.").keys(KeyArgs::Ids(Of::RowsAndPairs, 2, usize::MAX)),
+         Requires a ledger.").keys(KeyArgs::Ids(IdTarget::RowsAndPairs, 2, usize::MAX)),
     PHANTOM.row("ph.scan", -3, flag::READONLY | flag::NAMED,
         "space cursor [COUNT count]", Once(scan_pairs),
         "Iterates over all set pairs by id, then member. Returns the next cursor (0 at the end) \

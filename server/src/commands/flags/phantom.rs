@@ -7,15 +7,15 @@ use crate::commands::items::ITEMS_PER_CLOCK_READ;
 use crate::commands::turn::{Answered, Step};
 use crate::commands::unreadable::UnreadableRows;
 use crate::session::Scratch;
-use crate::session::scratch::Asked;
+use crate::session::scratch::PageOptions;
 use dataset::engines::{Engines, ExistenceSpace};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::id_list::is_ids;
-use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, READ, flag};
+use node::command::spec::{IdTarget, KeyArgs, MEMBER, Outcome, READ, flag};
 use phantom::{Answer, Change, Member};
 use resp::Reply;
 
-const PHANTOM: Group = Group::new("phantom", "0.1.0", KeyArgs::ids_of(Of::Pairs));
+const PHANTOM: Group = Group::new("phantom", "0.1.0", KeyArgs::ids_of(IdTarget::Pairs));
 
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
@@ -72,7 +72,7 @@ fn exists(call: &mut Call<'_>) -> Answered {
     let space = space(call)?;
     let member = Member::parse(call.args.at(2));
     if call.step.begins_request() {
-        call.scratch.asked = Asked::default();
+        call.scratch.asked = PageOptions::default();
     }
     let words = call.args.from(FIRST);
     call.check_each(words.len(), |call, items| {

@@ -17,13 +17,13 @@ use crate::session::unseen::UnseenOptions;
 use dataset::engines::ExistenceSpace;
 use node::command::error::{Refusal, refuse};
 use node::command::id_list::{MAX_PACKED_IDS, first_id, is_ids};
-use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, READ, flag};
+use node::command::spec::{IdTarget, KeyArgs, MEMBER, Outcome, READ, flag};
 use node::command::unseen_options::{Options, UnseenOption};
 use phantom::{BATCH, Change, Member};
 use resp::Args;
 use std::ops::Range;
 
-const PHANTOM: Group = Group::new("phantom", "0.2.0", KeyArgs::ids_of(Of::Pairs));
+const PHANTOM: Group = Group::new("phantom", "0.2.0", KeyArgs::ids_of(IdTarget::Pairs));
 
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[

@@ -15,7 +15,7 @@ use crate::commands::call::integer;
 use crate::commands::command::Group;
 use crate::commands::flags::members::write_member;
 use dataset::catalogue::Catalogue;
-use dataset::changes::{Change, ChangeReadError, EntrySummary, Id, Place, Scope, Start};
+use dataset::changes::{Change, ChangeCursor, ChangeReadError, EntrySummary, Id, Scope, Start};
 use dataset::dirty_keys::MarkedMember;
 use dataset::engines::Engines;
 use dataset::groups::Cursor;
@@ -124,7 +124,7 @@ impl<'a> Log<'a> {
     /// Returns the position where a reader starts, or `None` if the position is beyond the end. On
     /// a replica, entries may still arrive there. On a master, a position beyond the end belongs to
     /// a diverged history, which is an error.
-    fn find(&self, scope: Scope, start: Start) -> Result<Option<Place>, Refusal> {
+    fn find(&self, scope: Scope, start: Start) -> Result<Option<ChangeCursor>, Refusal> {
         let node = self.node;
         match node.changes.find(&node.store, self.end, start) {
             Ok(place) => Ok(Some(place)),
@@ -218,7 +218,7 @@ impl<'a> Log<'a> {
     fn read(
         &self,
         scope: Scope,
-        place: &mut Place,
+        place: &mut ChangeCursor,
         goes_on: &dyn Fn() -> bool,
         each: impl FnMut(Id, &[u8]) -> bool,
     ) -> Result<(), Refusal> {
@@ -232,7 +232,7 @@ impl<'a> Log<'a> {
     fn read_on(
         &self,
         scope: Scope,
-        place: &mut Place,
+        place: &mut ChangeCursor,
         goes_on: &dyn Fn() -> bool,
         mut each: impl FnMut(Id, &[u8]) -> bool,
     ) -> Result<(), ChangeReadError> {
@@ -276,7 +276,7 @@ impl<'a> Log<'a> {
     fn collect(
         &self,
         scope: Scope,
-        place: &mut Place,
+        place: &mut ChangeCursor,
         most: usize,
         goes_on: &dyn Fn() -> bool,
         found: &mut Found,

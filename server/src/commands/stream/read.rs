@@ -6,7 +6,7 @@ use super::{READ_COST, STREAM};
 use crate::commands::call::{Call, answer};
 use crate::commands::command::{Command, Run::Once};
 use crate::commands::wait::{DEMOTED, UNBLOCKED, deadline};
-use dataset::changes::{Id, Place, Scope, Start};
+use dataset::changes::{ChangeCursor, Id, Scope, Start};
 use dataset::groups::Key;
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{KeyArgs, Outcome, flag};
@@ -77,7 +77,7 @@ enum StartPosition {
     /// known.
     Last,
     /// The stream is read from a start. The first read determines the position.
-    Behind(Start, Option<Place>),
+    Behind(Start, Option<ChangeCursor>),
     /// The entries that no consumer of the group has received yet.
     New,
     /// The pending entries of the consumer that follow this id.
