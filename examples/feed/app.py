@@ -8,6 +8,7 @@ import bisect
 import hashlib
 import hmac
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -29,9 +30,11 @@ except ImportError:
 
 import events
 import view
-from store import Store
+from store import PAGE_POSTS, Store
+from view import Query
 
-PAGE_POSTS = 20
+MAX_CANDIDATES = 1_000
+MAX_FOLLOWED = 200
 MAX_VIEWER_CHARS = 64
 MAX_FORM_BYTES = 4_096
 
@@ -49,19 +52,28 @@ class Refused(Exception):
 class Feed:
     """The posts, which a real application keeps in a database, and the store of their counters and flags."""
 
-    def __init__(self, posts, store):
+    def __init__(self, posts, reposters, store):
         self.posts = sorted(posts)
         self.by_id = {post.id: post for post in self.posts}
+        self.reposters = sorted(reposters)
         self.store = store
         # Signs the viewer cookie. A real application reads this key from its configuration.
         self.secret = secrets.token_bytes(32)
 
-    def newest(self, author, before):
-        """Returns a page of posts, newest first, and whether older ones exist."""
+    def newest(self, query, size):
+        """Returns this many posts, newest first, and whether older ones exist."""
+        author, before = query.author, query.before
         posts = self.posts if author is None else [post for post in self.posts if post.author == author]
         end = len(posts) if before is None else bisect.bisect_left(posts, (before,))
-        start = max(0, end - PAGE_POSTS)
+        start = max(0, end - size)
+        if author is not None and end == 0:
+            raise Refused(HTTPStatus.NOT_FOUND, "Author not found.")
         return posts[start:end][::-1], start > 0
+
+    def followed(self, viewer):
+        """Returns the users whom the viewer follows: always the same ones, so that the example needs no database."""
+        users = random.Random(viewer).sample(self.reposters, min(MAX_FOLLOWED, len(self.reposters)))
+        return [user for user in users if str(user) != viewer]
 
     def seal(self, viewer):
         text = quote(viewer, safe="")
@@ -83,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         self.answer(self.post)
 
-    def get(self, path, author, before):
+    def get(self, path, query):
         if path == "/feed.css":
             return self.send(HTTPStatus.OK, view.CSS, "text/css")
         if path != "/":
@@ -91,16 +103,22 @@ class Handler(BaseHTTPRequestHandler):
         viewer = self.viewer()
         if viewer is None:
             return self.send(HTTPStatus.OK, view.sign_in())
-        posts, has_older = self.feed.newest(author, before)
-        if author is not None and not posts:
-            raise Refused(HTTPStatus.NOT_FOUND, "Author not found.")
-        authors = sorted({post.author for post in posts})
+        posts, has_older = self.feed.newest(query, MAX_CANDIDATES if query.unread else PAGE_POSTS)
+        candidates, followed = [post.id for post in posts], self.feed.followed(viewer)
+        oldest = candidates[-1] if candidates else None
         started = time.perf_counter()
-        rows, counts = self.feed.store.page(viewer, [post.id for post in posts], authors)
+        if query.unread:
+            posts = [self.feed.by_id[post] for post in self.feed.store.unread(viewer, candidates)]
+            if len(posts) == PAGE_POSTS:
+                has_older, oldest = has_older or posts[-1].id != oldest, posts[-1].id
+        authors = sorted({post.author for post in posts})
+        rows, counts = self.feed.store.page(viewer, [post.id for post in posts], authors, followed)
         took_s = time.perf_counter() - started
-        self.send(HTTPStatus.OK, view.timeline(viewer, posts, rows, counts, author, before, has_older, took_s))
+        older = query._replace(before=oldest) if has_older else None
+        sizes = len(candidates), len(followed)
+        self.send(HTTPStatus.OK, view.timeline(viewer, posts, rows, counts, query, older, sizes, took_s))
 
-    def post(self, path, author, before):
+    def post(self, path, query):
         form = self.form()
         # Rejects forms that a page of another site submits. Browsers send one of these headers; a client
         # that sends none is not a browser, so it has no cookie of a user.
@@ -122,15 +140,16 @@ class Handler(BaseHTTPRequestHandler):
         if viewer is None:
             return self.redirect("/")
         change(viewer, post)
-        # Redirects to the page with the button, so that a reload does not repeat the like.
-        self.redirect(view.address(author, before, post))
+        # Redirects to the page with the button, so that a reload does not repeat the like. The unread posts are
+        # read by now, so a like of one of them leads to the page of all posts that starts with it.
+        self.redirect(view.address(Query(query.author, post + 1) if query.unread else query, post))
 
     def answer(self, handle):
         url = urlsplit(self.path)
-        query = parse_qs(url.query)
-        path, author, before = url.path, number(query.get("author", [""])[0]), number(query.get("before", [""])[0])
+        fields = parse_qs(url.query)
+        query = Query(*(number(fields.get(name, [""])[0]) for name in Query._fields))
         try:
-            handle(path, author, before)
+            handle(url.path, query)
         except Refused as refused:
             self.send(refused.status, view.message(str(refused)))
         except redis.RedisError as error:
@@ -217,7 +236,7 @@ def server_or_exit(store, url, folder):
 
 
 def load(store, source):
-    """Loads the events into the store and returns the posts."""
+    """Loads the events into the store and returns the posts and the users that repost."""
     posts, reposts = [], []
     for event in source:
         if event.origin is None:
@@ -228,7 +247,7 @@ def load(store, source):
         if sys.stdout.isatty():
             print(f"\r{done:,} of {len(reposts):,} reposts", end="\r", flush=True)
     print(f"{len(posts):,} posts and {len(reposts):,} reposts are loaded.", flush=True)
-    return posts
+    return posts, {user for _, user in reposts}
 
 
 def main():
@@ -242,8 +261,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="tidemark-feed-") as folder:
         server = server_or_exit(store, args.url, folder)
         try:
-            posts = load(store, events.read(args.data) if args.data else events.generated())
-            Handler.feed = Feed(posts, store)
+            posts, reposters = load(store, events.read(args.data) if args.data else events.generated())
+            Handler.feed = Feed(posts, reposters, store)
             http = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
             print(f"The feed: http://127.0.0.1:{http.server_port}/ (press ctrl-C to stop)", flush=True)
             http.serve_forever()

@@ -1,8 +1,14 @@
 """Renders pages as HTML. All external text is escaped or a number."""
 
+from collections import namedtuple
 from html import escape
 from pathlib import Path
 from urllib.parse import urlencode
+
+from store import PAGE_POSTS, TOP_FRIENDS
+
+# The address of a page: the posts of all authors or of one, those older than `before`, only the unread ones.
+Query = namedtuple("Query", "author before unread", defaults=(None, None, None))
 
 CSS = Path(__file__).with_name("feed.css").read_text(encoding="utf-8")
 
@@ -18,10 +24,14 @@ def icon(name):
     return f'<svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d="{ICONS[name]}"/></svg>'
 
 
-def address(author=None, before=None, post=None, path="/"):
-    """Returns the URL of a page with all posts or those of one author, and of a post on it."""
-    query = urlencode({name: value for name, value in (("author", author), ("before", before)) if value is not None})
-    return f"{path}{'?' if query else ''}{query}{f'#p{post}' if post is not None else ''}"
+def address(query, post=None, path="/"):
+    """Returns the URL of a page, and of a post on it."""
+    fields = urlencode({name: value for name, value in query._asdict().items() if value is not None})
+    return f"{path}{'?' if fields else ''}{fields}{f'#p{post}' if post is not None else ''}"
+
+
+def link(text, query, attributes=""):
+    return f'<a href="{escape(address(query))}"{attributes}>{text}</a>'
 
 
 def document(title, content, viewer=None):
@@ -62,41 +72,61 @@ def message(text):
     return document("Feed", f'<p class="alert" role="alert">{escape(text)}</p>\n<p><a href="/">To the feed</a></p>')
 
 
-def timeline(viewer, posts, rows, counts, author, before, has_older, took_s):
-    title = "Newest posts" if author is None else f"Posts of user {author}"
-    cards = [card(post, row, counts[post.author], author, before) for post, row in zip(posts, rows)]
+def timeline(viewer, posts, rows, counts, query, older, sizes, took_s):
+    """`older` is the query of the next page, if any. `sizes` are the numbers of candidates and of followed users."""
+    title = "Unread posts" if query.unread else "Newest posts" if query.author is None else "Posts"
+    if query.author is not None:
+        title += f" of user {query.author}"
+    cards = [card(post, row, counts[post.author], query) for post, row in zip(posts, rows)]
     links = []
-    if author is not None:
-        links.append('<a href="/">All posts</a>')
-    if before is not None:
-        links.append(f'<a href="{escape(address(author))}">Newest</a>')
-    if has_older:
-        links.append(f'<a rel="next" href="{escape(address(author, posts[-1].id))}">Older posts</a>')
-    request = f"FEED.GET home {escape(viewer)} &lt;{plural(len(posts), 'id')}&gt; MARK read"
-    content = f"""<h2>{title}</h2>
+    if query.author is not None:
+        links.append(link("All authors", query._replace(author=None, before=None)))
+    if query.before is not None:
+        links.append(link("Newest", query._replace(before=None)))
+    if older:
+        links.append(link("Older posts", older, " rel='next'"))
+    modes = [
+        link(text, query._replace(before=None, unread=unread), " aria-current='true'" if bool(query.unread) == bool(unread) else "")
+        for text, unread in (("All posts", None), ("Unread only", 1))
+    ]
+    note = "Showing these posts has marked them as read, so a reload shows the next ones." if posts else "No unread posts here."
+    candidates, followed = sizes
+    requests = []
+    if query.unread:
+        requests.append(f"PH.UNSEEN read {escape(viewer)} LIMIT {PAGE_POSTS} &lt;{plural(candidates, 'id')}&gt;")
+    if posts:
+        requests.append(
+            f"FEED.GET home {escape(viewer)} &lt;{plural(len(posts), 'id')}&gt; MARK read "
+            f"AMONG reposted TOP {TOP_FRIENDS} &lt;{plural(followed, 'user')}&gt;"
+        )
+    content = f"""<div class="title"><h2>{title}</h2>
+<nav class="modes" aria-label="Posts to show">{" ".join(modes)}</nav></div>
+{f"<p class='note'>{note}</p>" if query.unread else ""}
 {"".join(cards)}
 <nav class="pages" aria-label="Pages">{" ".join(links)}</nav>
 <footer>
-<p><code>{request}</code><br>
-One request returns all hearts, counts and read marks; with the authors' counters it takes one round trip: {took_s * 1000:.1f} ms.</p>
+<p>{"<br>".join(f"<code>{request}</code>" for request in requests)}<br>
+{"PH.UNSEEN returns the unread posts. " if query.unread else ""}One FEED.GET returns all hearts, counts, read marks and reposts by
+followed users, in one round trip with the authors' counters. Duration: {took_s * 1000:.1f} ms.</p>
 {viewer_form("Read as another viewer")}
 </footer>"""
     return document(title, content, viewer)
 
 
-def card(post, row, author_posts, author, before):
+def card(post, row, author_posts, query):
     heart = row.liked == 1
-    action = address(author, before, path="/unlike" if heart else "/like")
+    action = address(query, path="/unlike" if heart else "/like")
     label = f"{'Unlike' if heart else 'Like'} post {post.id}, {plural(row.likes, 'like')}"
     # None: the flags of this old post were discarded, so a like would not count.
     off = " disabled title='too old to be liked'" if row.liked is None else ""
     seen = "<span class='seen'>read before</span>" if row.read else "<span class='seen new'>new</span>"
     return f"""<article id="p{post.id}" class="post" data-post="{post.id}" aria-label="Post {post.id}">
 <header>{avatar(post.author)}
-<p><a class="author" href="{escape(address(post.author))}">user {post.author}</a>
+<p><a class="author" href="{escape(address(Query(post.author, unread=query.unread)))}">user {post.author}</a>
 <small>{plural(author_posts, "post")}</small><br>
 <small><time datetime="{post.at.isoformat()}">{post.at:%d %b %Y, %H:%M}</time> {seen}</small></p></header>
 <p class="text">Post {post.id}</p>
+{friends(row)}
 <div class="counts">
 <form method="post" action="{escape(action)}"><input type="hidden" name="post" value="{post.id}">
 <button class="like" aria-pressed="{"true" if heart else "false"}" aria-label="{label}"{off}>{icon("heart")} {row.likes:,}</button></form>
@@ -108,6 +138,14 @@ def card(post, row, author_posts, author, before):
 
 def count(name, value):
     return f'<span class="count" data-count="{name}">{icon(name)} {value:,}<span class="unseen"> {name}s</span></span>'
+
+
+def friends(row):
+    """Says which followed users reposted the post, and how many others did."""
+    names = " and ".join(f"<b>user {user}</b>" for user in row.named)
+    others = (row.friends or 0) - len(row.named)
+    rest = f", and {plural(others, 'other')} you follow" if others else ""
+    return f'<p class="friends">{icon("repost")} <span>{names} reposted{rest}</span></p>' if names else ""
 
 
 def plural(number, word):

@@ -2,13 +2,15 @@
 
 use super::browser::{Browser, ENTER};
 use super::real_data::{generated_file, real_file, reposters};
+use harness::program::{Program, SmallDisk};
 use redis::{Commands, cmd};
 use serde_json::json;
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use tidemark_tests::{DEFAULT_TIMEOUT, TestServer, eventually, listener};
+use tidemark_tests::{DEFAULT_TIMEOUT, TestServer, cannot, eventually, listener};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
@@ -72,11 +74,49 @@ impl App {
         format!("Cookie: {}", cookie.split(';').next().unwrap())
     }
 
-    fn posts(&self, cookie: &str) -> Vec<u64> {
-        let (_, page) = self.request("GET", "/", &[cookie], "");
-        let ids = page.split("data-post=\"").skip(1);
-        ids.map(|rest| rest.split('"').next().unwrap().parse().unwrap()).collect()
+    fn get(&self, cookie: &str, path: &str) -> String {
+        self.request("GET", path, &[cookie], "").1
     }
+
+    fn posts(&self, cookie: &str) -> Vec<u64> {
+        ids(&self.get(cookie, "/"))
+    }
+}
+
+/// Returns the posts of a page.
+fn ids(page: &str) -> Vec<u64> {
+    friends(page).into_iter().map(|(post, _)| post).collect()
+}
+
+/// Returns the posts of a page, each with its text about followed users, which may be empty.
+fn friends(page: &str) -> Vec<(u64, String)> {
+    let cards = page.split("data-post=\"").skip(1);
+    cards
+        .map(|card| {
+            let post = card.split('"').next().unwrap().parse().unwrap();
+            let html = card.split("class=\"friends\">").nth(1).unwrap_or("");
+            let html = html.split("</p>").next().unwrap();
+            let text = html.split('<').map(|tag| tag.split_once('>').map_or(tag, |(_, text)| text));
+            (post, text.collect::<String>().trim().to_owned())
+        })
+        .collect()
+}
+
+/// The author of the posts in [`file_of`].
+const AUTHOR: u64 = 9;
+
+/// Writes a file of posts and of the users that repost them, each of them twice.
+fn file_of(folder: &Path, posts: impl IntoIterator<Item = (u64, Vec<u64>)>) -> PathBuf {
+    let mut text = String::from("created_at,post_id,origin_post_id,user_id\n");
+    for (post, users) in posts {
+        text += &format!("2026-01-01 10:00:00,{post},,{AUTHOR}\n");
+        for user in users.iter().chain(&users) {
+            text += &format!("2026-01-01 10:00:01,1,{post},{user}\n");
+        }
+    }
+    let path = folder.join("posts.csv");
+    std::fs::write(&path, text).unwrap();
+    path
 }
 
 impl Drop for App {
@@ -174,6 +214,167 @@ fn looks_right(browser: &Browser) {
     }
     assert_eq!(browser.nameless(), json!([]), "each control has an accessible name");
     assert_ne!(browser.background("light"), browser.background("dark"));
+}
+
+#[test]
+fn unread_only_is_a_link_that_works_in_a_browser() {
+    let Some(browser) = Browser::start() else { return };
+    let server = TestServer::start();
+    let app = App::start(server.port(), |_| {});
+    let shown = || -> Vec<String> {
+        let ids = browser.run("return [...document.querySelectorAll('.post')].map(p => p.id)");
+        serde_json::from_value(ids).unwrap()
+    };
+    browser.resize(390);
+    read_as(&browser, &app, "7");
+    let mut seen = shown();
+    let texts = "return [...document.querySelectorAll('.friends')].map(e => e.innerText.trim())";
+    let texts: Vec<String> = serde_json::from_value(browser.run(texts)).unwrap();
+    assert!(!texts.is_empty());
+    for text in texts {
+        assert!(text.starts_with("user ") && text.contains(" reposted"), "{text}");
+    }
+
+    let link = "[...document.querySelectorAll('.modes a')].find(a => a.text === 'Unread only')";
+    browser.run(&format!("{link}.click()"));
+    let title = "return document.querySelector('h2')?.textContent === 'Unread posts'";
+    browser.wait("the unread posts", title);
+    seen.extend(shown());
+    browser.post("/refresh", &json!({}));
+    let last = shown();
+    seen.extend_from_slice(&last);
+    assert_eq!(seen.len(), 60);
+    assert_eq!(seen.iter().collect::<HashSet<_>>().len(), 60, "a post is shown twice");
+    looks_right(&browser);
+
+    // The page of unread posts has other posts by now, so the liked post is on the page of all.
+    press_heart(&browser, last[5][1..].parse().unwrap(), true);
+    assert_eq!(shown()[0], last[5]);
+    let errors = browser.errors();
+    assert!(errors.is_empty(), "{errors:?}");
+}
+
+#[test]
+fn a_card_names_followed_users_that_reposted() {
+    let folder = tempfile::tempdir().unwrap();
+    // A viewer follows up to 200 users, so each viewer follows all of these.
+    let posts = [0_u64, 1, 2, 3, 5].map(|n| (1_000 + n, (1..=n).collect::<Vec<u64>>()));
+    let file = file_of(folder.path(), posts);
+    let server = TestServer::start();
+    let app = App::start(server.port(), |python| {
+        python.arg("--data").arg(&file);
+    });
+    let cookie = app.sign_in("7");
+    let cards = friends(&app.get(&cookie, "/"));
+    let expected = [
+        (1_005, 2, " reposted, and 3 others you follow"),
+        (1_003, 2, " reposted, and 1 other you follow"),
+        (1_002, 2, " reposted"),
+        (1_001, 1, " reposted"),
+        (1_000, 0, ""),
+    ];
+    assert_eq!(cards.len(), expected.len());
+    for ((post, text), (expected_post, named, rest)) in cards.iter().zip(expected) {
+        assert_eq!(*post, expected_post);
+        let numbers = text.split(' ').filter_map(|word| word.parse::<u64>().ok());
+        let users: Vec<u64> = numbers.take(named).collect();
+        let names: Vec<String> = users.iter().map(|user| format!("user {user}")).collect();
+        assert_eq!(*text, names.join(" and ") + rest);
+        assert_eq!(users.iter().collect::<HashSet<_>>().len(), named, "{text}");
+        assert!(users.iter().all(|user| (1..=post - 1_000).contains(user)), "{post}: {text}");
+    }
+
+    // Viewer 1 is one of the reposters, and follows the others.
+    let own = friends(&app.get(&app.sign_in("1"), "/"));
+    assert_eq!(own[2..4], [(1_002, "user 2 reposted".to_owned()), (1_001, String::new())]);
+    // The server decides which of the followed users are named.
+    let mut c = server.connection();
+    cmd("FEED.UNDO").arg(&["repost", "1", "1001"]).exec(&mut c).unwrap();
+    cmd("FEED.ACT").arg(&["repost", "4", "1000"]).exec(&mut c).unwrap();
+    let cards = friends(&app.get(&cookie, "/"));
+    assert_eq!(cards[3..], [(1_001, String::new()), (1_000, "user 4 reposted".to_owned())]);
+}
+
+#[test]
+fn each_viewer_follows_the_same_users_after_a_restart() {
+    let server = TestServer::start();
+    let pages = [(); 2].map(|()| {
+        let app = App::start(server.port(), |_| {});
+        ["7", "8"].map(|viewer| friends(&app.get(&app.sign_in(viewer), "/")))
+    });
+    assert_eq!(pages[0], pages[1]);
+    assert_ne!(pages[0][0], pages[0][1]);
+}
+
+#[test]
+fn unread_only_shows_the_next_posts_at_each_reload() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = file_of(folder.path(), (1_001..=2_050).map(|post| (post, vec![])));
+    let server = TestServer::start();
+    let app = App::start(server.port(), |python| {
+        python.arg("--data").arg(&file);
+    });
+    let mut c = server.connection();
+    let mut read = |posts: &[u64]| cmd("FEED.ACT").arg("read").arg(7).arg(posts).exec(&mut c);
+    let newest = |first: u64| (first - 19..=first).rev().collect::<Vec<u64>>();
+    let cookie = app.sign_in("7");
+
+    let page = app.get(&cookie, "/?unread=1");
+    assert_eq!(ids(&page), newest(2_050));
+    assert!(page.contains("a reload shows the next ones"), "{page}");
+    for link in ["/?before=2031&amp;unread=1", "/?author=9&amp;unread=1"] {
+        assert!(page.contains(&format!("href=\"{link}\"")), "{link}: {page}");
+    }
+    assert_eq!(ids(&app.get(&cookie, "/?unread=1")), newest(2_030));
+    assert_eq!(ids(&app.get(&cookie, "/?author=9&unread=1")), newest(2_010));
+    assert_eq!(ids(&app.get(&cookie, "/?before=1500&unread=1")), newest(1_499));
+    assert_eq!(ids(&app.get(&app.sign_in("8"), "/?unread=1")), newest(2_050));
+    assert_eq!(app.posts(&cookie), newest(2_050), "the page of all posts");
+
+    // A post that the viewer read elsewhere is skipped.
+    read(&[1_989]).unwrap();
+    let mut expected = newest(1_990);
+    expected.remove(1);
+    expected.push(1_970);
+    assert_eq!(ids(&app.get(&cookie, "/?unread=1")), expected);
+
+    // All candidates are read: the page is empty and leads to older ones.
+    read(&(1_051..=2_050).collect::<Vec<u64>>()).unwrap();
+    let page = app.get(&cookie, "/?unread=1");
+    assert!(ids(&page).is_empty(), "{page}");
+    assert!(page.contains("No unread posts here."), "{page}");
+    assert!(page.contains("href=\"/?before=1051&amp;unread=1\""), "{page}");
+    assert_eq!(ids(&app.get(&cookie, "/?before=1051&unread=1")), newest(1_050));
+    let (head, _) = app.request("GET", "/?author=1&unread=1", &[&cookie], "");
+    assert!(head.contains(" 404 "), "{head}");
+
+    let (head, _) = app.request("POST", "/like?unread=1", &[&cookie], "post=1050");
+    assert!(head.contains("Location: /?before=1051#p1050\r\n"), "{head}");
+}
+
+#[test]
+fn a_page_without_marks_still_names_followed_users() {
+    let Some(disk) = SmallDisk::mount(96) else {
+        return cannot("requires permission to mount a tmpfs");
+    };
+    let program =
+        Program::start_as(&[], disk.path(), &["--fsync", "always", "--admin-port", "0"]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = file_of(folder.path(), [(1_001, vec![5])]);
+    let app = App::start(program.port, |python| {
+        python.arg("--data").arg(&file);
+    });
+    disk.fill(64 << 10);
+    let mut c = program.connection();
+    let full = (0..100_000).find_map(|id| {
+        cmd("HSET").arg(format!("post:{id}")).arg(&["like", "1"]).exec(&mut c).err()
+    });
+    assert!(full.expect("the disk is full").to_string().contains("MISCONF"));
+    let cookie = app.sign_in("7");
+    for path in ["/", "/?unread=1", "/?unread=1"] {
+        let page = app.get(&cookie, path);
+        assert_eq!(friends(&page), [(1_001, "user 5 reposted".to_owned())], "{page}");
+    }
 }
 
 #[test]
