@@ -5,6 +5,7 @@
 
 mod act;
 mod action;
+pub mod audit;
 mod build;
 pub mod change;
 pub mod current;
