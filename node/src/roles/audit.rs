@@ -94,7 +94,7 @@ pub struct AuditReport {
     pub repaired: u64,
     /// Number of ids, or of damaged blocks, that could not be read.
     pub unreadable: u64,
-    /// Who else may change the counter or the flag alone: "action NAME", "user NAME".
+    /// Actions and users that may change the counter or the flag alone: "action NAME", "user NAME".
     pub other_writers: Vec<String>,
     /// First differences, each with its id.
     pub examples: Vec<(u64, Comparison)>,
@@ -354,7 +354,7 @@ fn repair(node: &Arc<Node>, action: &str, id: u64, mut found: Comparison) -> Res
     Ok(false)
 }
 
-/// Returns who may change the counter of an action or its flags by other means than the action.
+/// Returns the actions and users that may change the counter or the flag of an action alone.
 fn other_writers(node: &Node, engines: &Engines, action: &Action) -> Vec<String> {
     let conflicting = engines.conflicting_actions(action);
     let mut writers: Vec<String> =
