@@ -10,15 +10,16 @@ use std::error::Error;
 /// One entry of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Post {
-    /// The id.
+    /// Id of the post.
     pub(crate) id: u64,
-    /// The view's counters.
+    /// Values of the view's counters.
     pub(crate) counters: Vec<i64>,
     /// The view's flags; `None` if the id is below the horizon.
     pub(crate) flags: Vec<Option<bool>>,
 }
 
-/// Decodes the reply to `FEED.GET ... BINARY` for a view with these numbers of counters and flags.
+/// Decodes the reply to `FEED.GET ... BINARY`. The view has the given numbers of counters and
+/// flags.
 pub(crate) fn decode(
     reply: &[u8],
     ids: &[u64],
@@ -46,7 +47,7 @@ pub(crate) fn decode(
     ids.iter().zip(reply.chunks_exact(width.max(1))).map(post).collect()
 }
 
-/// Requests a page of a view with these numbers of counters and flags.
+/// Requests a page of a view that has the given numbers of counters and flags.
 pub(crate) fn page(
     connection: &mut redis::Connection,
     view: &str,

@@ -8,12 +8,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (viewer, posts) = (7, [first, first + 1]);
     let mut r = redis::Client::open(("127.0.0.1", port))?.get_connection()?;
 
-    // The viewer likes the first post. The reply is 1 for a new like; a repeated one gets 0 and
-    // changes nothing.
+    // The viewer likes the first post. The reply is 1 for a new like. A repeated like changes
+    // nothing, and the reply is 0.
     let _: (i64,) = redis::cmd("FEED.ACT").arg("like").arg(viewer).arg(first).query(&mut r)?;
-    // Increments a single counter, as a field of a hash.
+    // Counts a comment with HINCRBY: each counter of a post is a field of its hash.
     let _: i64 = r.hincr(format!("post:{first}"), "comment", 1)?;
-    // The page: for each post the counters of the view, then the viewer's flags.
+    // Reads the page. Each entry has the counters of the view, followed by the viewer's flags.
     let page: Vec<[i64; 6]> =
         redis::cmd("FEED.GET").arg("home").arg(viewer).arg(&posts).query(&mut r)?;
 

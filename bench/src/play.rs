@@ -53,7 +53,7 @@ pub fn load() -> String {
     text.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// Median. For an even number of values, the higher of the two middle ones.
+/// Returns the median. For an even number of values, returns the higher of the two middle values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -25,7 +25,7 @@ impl Node<'_> {
     }
 }
 
-/// Parses all lines. Skips malformed ones.
+/// Parses all lines. Skips malformed lines.
 pub(crate) fn nodes(text: &str) -> impl Iterator<Item = Node<'_>> {
     text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();

@@ -1,4 +1,5 @@
-//! `tidemark config`: the configuration file, from the defaults or from a file's values.
+//! `tidemark config`: prints a configuration file with the default values, or with the values of a
+//! given file.
 
 use clap::Args;
 use dataset::recovery::catalogue_of;
@@ -23,8 +24,8 @@ pub(super) struct ConfigArgs {
     /// Print this file's values instead of the defaults.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print the spaces, views and actions of this data folder. It is only read, also beside a
-    /// running server.
+    /// Print the spaces, views and actions of this data folder. The folder is only read, even while
+    /// a server uses it.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Put the id of every key pattern in braces, so that a proxy keeps all keys of an id on one
@@ -43,13 +44,13 @@ pub(super) fn run(args: &ConfigArgs) -> Result<(), String> {
         let disk = super::inspect::disk(dir)?;
         let catalogue = catalogue_of(&disk).map_err(|e| e.to_string())?;
         let catalogue = catalogue.ok_or_else(|| format!("{} is no data folder", dir.display()))?;
-        // The configuration supplies values that a catalogue of an older release lacks.
+        // The configuration supplies values that are missing in a catalogue of an older release.
         config.describe(&catalogue.completed(&config.data_set()));
         config.durability.dir.clone_from(dir);
     }
     if args.hash_tags {
         config.put_hash_tags();
-        // With hash tags, patterns that used to differ may be equal.
+        // Adding hash tags can make two different patterns equal.
         config.validate().map_err(|e| e.to_string())?;
     }
     let extent = match args {

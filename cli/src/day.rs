@@ -1,7 +1,7 @@
 //! Generates a realistic day of a microblog: posts with their ids and counts, and their readers.
 //!
-//! - Ids are `(unix - 515483463) << 22 | low bits`, like Weibo's public 16-digit ids. They increase
-//!   with time, and their gaps follow the hour of the day.
+//! - Ids are `(unix - 515483463) << 22 | low bits`, like Weibo's public 16-digit ids. Ids increase
+//!   with time, and the gaps between ids depend on the hour of the day.
 //! - Counts are heavy-tailed (log-normal, sigma about 2). The mean is 39 likes and 2,900 reads; the
 //!   median post has five likes. Two thirds of the posts have no repost and no comment.
 //! - Active users read more, and users prefer recent posts.
@@ -61,8 +61,8 @@ pub fn posts(seed: u64, count: usize) -> Vec<Post> {
 }
 
 fn counts(rng: &mut fastrand::Rng) -> [u64; 4] {
-    // A post with many likes also has many reads, so all counts share one draw for its popularity.
-    // Each count has an additional variance of its own.
+    // A post with many likes also has many reads, so all counts share one random factor for the
+    // popularity of the post. Each count also varies independently.
     let fame = normal(rng);
     let mut draw = |mean: f64, sigma: f64, own: f64| {
         let z = fame * (1.0 - own * own).sqrt() + own * normal(rng);
@@ -81,8 +81,8 @@ fn normal(rng: &mut fastrand::Rng) -> f64 {
     (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
 }
 
-/// Returns an endless sequence of (post index, user) pairs. Recent posts and active users are the
-/// most frequent.
+/// Returns an endless sequence of (post index, user) pairs. Recent posts and active users occur
+/// most often.
 pub fn readings(seed: u64, posts: usize, users: u64) -> impl Iterator<Item = (usize, u64)> {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x5EED);
     std::iter::repeat_with(move || {

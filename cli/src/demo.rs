@@ -30,12 +30,12 @@ const PAGES: u32 = 2_000;
 /// Number of posts loaded into Redis. Redis's bytes per post do not depend on this number.
 const REDIS_POSTS: usize = 50_000;
 
-/// Prints a line. A closed standard output (`| head`) is an error that ends the demo.
+/// Prints a line. If standard output is closed (`| head`), returns the error, which ends the demo.
 macro_rules! say {
     ($($words:tt)*) => { writeln!(io::stdout(), $($words)*)? };
 }
 
-/// Shows a feed page of generated data, and its memory compared with Redis.
+/// Shows a feed page of generated data, and compares the memory with Redis.
 #[derive(Args, Debug)]
 #[command(
     after_long_help = "The server runs until Ctrl-C: try the printed commands with redis-cli.
@@ -52,7 +52,7 @@ pub struct DemoArgs {
     /// Number of likes and reads to generate. Default: twice --posts.
     #[arg(long)]
     pub readings: Option<u64>,
-    /// Port to listen on. Default: the usual port, or a free one if that is taken.
+    /// Port to listen on. Default: the usual port, or a free port if the usual one is taken.
     #[arg(long)]
     pub port: Option<u16>,
     /// Exit after the page is printed instead of keeping the server running.
@@ -104,7 +104,7 @@ fn show_day(
     load_posts(&mut client, &posts)?;
     load_readings(&mut client, &posts, readings)?;
 
-    // Takes every fifth of the newest posts, so that the page spans a longer time.
+    // Take every fifth of the newest posts, so that the page spans a longer time.
     let page: Vec<Post> = posts.iter().rev().step_by(5).take(20).copied().collect();
     let mut request: Vec<Vec<u8>> =
         vec![b"FEED.GET".into(), b"home".into(), VIEWER.to_string().into()];
@@ -152,7 +152,7 @@ fn show_day(
     Ok(())
 }
 
-/// Returns the usual admin port, or a free one if that is taken.
+/// Returns the usual admin port, or a free port if the usual one is taken.
 fn free_admin_port(config: &Config) -> io::Result<u16> {
     let usual = TcpListener::bind((config.admin.bind.as_str(), config.admin.port));
     let free = usual.or_else(|_| TcpListener::bind((config.admin.bind.as_str(), 0)))?;
@@ -210,8 +210,8 @@ fn load_posts(client: &mut Client, posts: &[Post]) -> io::Result<()> {
     })
 }
 
-/// Users read recent posts; every fourth event is a like. The page's viewer has read most of the
-/// page.
+/// Loads read marks and likes. Users read recent posts; every fourth event is a like. The viewer of
+/// the printed page has read most of its posts.
 fn load_readings(client: &mut Client, posts: &[Post], count: usize) -> io::Result<()> {
     let liked = |n: usize, every: usize| if n.is_multiple_of(every) { "like" } else { "read" };
     let by_users = day::readings(SEED, posts.len(), USERS).take(count).enumerate();
@@ -270,12 +270,12 @@ struct PerEntry {
 
 /// Memory of Tidemark and Redis.
 struct Costs {
-    /// Tables of the generated day, which are only partly full.
+    /// Memory per entry in the tables of the generated day, which are only partly full.
     young: PerEntry,
     young_entries: (u64, u64),
     full: Full,
     redis: PerEntry,
-    /// Version of the measured Redis; `None` if none was measured.
+    /// Version of the measured Redis; `None` if no Redis was measured.
     redis_version: Option<String>,
 }
 

@@ -1,4 +1,5 @@
-//! `tidemark export`: writes the rows of a counter space as CSV, as JSON lines, or into a Redis.
+//! `tidemark export`: writes the rows of a counter space as CSV, as JSON lines, or to a Redis
+//! server.
 //!
 //! `CNT.SCAN` lists the rows in memory and on disk while writes continue. A row that exists
 //! throughout the scan appears at least once. In a cluster, the export reads all masters. Flags
@@ -71,8 +72,8 @@ enum Target {
     Redis(BlockingConnection, Pattern),
 }
 
-/// Temporary file in the folder of the output file. It replaces the output file when it is
-/// complete.
+/// Temporary file in the folder of the output file. When the temporary file is complete, it
+/// replaces the output file.
 struct PartialFile {
     path: PathBuf,
     to: PathBuf,

@@ -1,5 +1,5 @@
-//! Measures the memory of a post and a flag in full tables. Fills spaces with the default
-//! configuration directly, without a server.
+//! Measures the memory per post and per flag in full tables. Fills spaces of the default
+//! configuration by calling the engines directly, without a server.
 
 use crate::day;
 use node::config::Config;
@@ -8,7 +8,7 @@ use std::fmt::Display;
 const SEED: u64 = 20_260_102;
 /// Number of pairs per table in this measurement. Larger tables use the same memory per pair.
 const PAIRS_PER_TABLE: u64 = 1 << 20;
-/// Number of flag tables to fill. The first ones are smaller than the rest.
+/// Number of flag tables to fill. The first few tables are smaller than the others.
 const TABLES: usize = 6;
 /// Average number of flags per post.
 const FLAGS_PER_POST: usize = 10;
@@ -23,8 +23,8 @@ pub(super) struct Full {
     pub(super) flags: u64,
 }
 
-/// Fills tables like the first counter space and the first existence space of the configuration.
-/// Takes about a second.
+/// Fills tables with the options of the first counter space and the first existence space in the
+/// configuration. The call takes about a second.
 pub(super) fn measure(config: &Config) -> Result<Full, String> {
     let (posts, post_bytes) = counters(&config.counter[0])?;
     let (flags, flag_bytes) = flags(&config.existence[0])?;
@@ -40,7 +40,7 @@ fn text(error: impl Display) -> String {
     error.to_string()
 }
 
-/// Returns rows and bytes of all tables except the newest, which is not full.
+/// Returns the number of rows and bytes in all tables except the newest, which is not full.
 fn counters(made: &node::config::Counter) -> Result<(u64, u64), String> {
     let schema = counter::Schema::parse(&made.fields).map_err(text)?;
     let fields = ["like", "repost", "comment", "read"].map(|name| schema.index_of(name.as_bytes()));
@@ -58,8 +58,8 @@ fn counters(made: &node::config::Counter) -> Result<(u64, u64), String> {
     Ok((tables.iter().map(|t| t.rows).sum(), tables.iter().map(|t| t.bytes).sum()))
 }
 
-/// Returns pairs and bytes of all tables except the newest. Most flags go to recent posts, so each
-/// table also receives late pairs.
+/// Returns the number of pairs and bytes in all tables except the newest. Most flags go to recent
+/// posts, so each table also receives late pairs.
 fn flags(made: &node::config::Existence) -> Result<(u64, u64), String> {
     let space = phantom::Space::new(phantom::Options {
         false_positive_rate: made.false_positive_rate,
@@ -73,7 +73,7 @@ fn flags(made: &node::config::Existence) -> Result<(u64, u64), String> {
         for _ in 0..RECENT_POSTS / 10 * FLAGS_PER_POST {
             post += usize::from(rng.usize(0..FLAGS_PER_POST) == 0);
             let age = (rng.f64().powi(3) * RECENT_POSTS as f64) as usize;
-            // Ids with gaps, like those of a timestamp and a sequence number.
+            // Ids with gaps, like ids composed of a timestamp and a sequence number.
             let id = (post - age) as u64 * 4_099;
             space.add(id, &rng.u64(0..USERS).into()).map_err(text)?;
         }

@@ -103,7 +103,7 @@ fn differences(dir: &Path, file: &Path) -> Result<Vec<String>, String> {
     Ok(catalogue.completed(&options).differences(&options, &config.lists))
 }
 
-/// Checks the server's files that are not part of the store.
+/// Checks the files of the server that do not belong to the store.
 fn check_ours(dir: &Path, report: &mut Report) {
     let role =
         |role: Role| role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}"));
@@ -115,7 +115,7 @@ fn check_ours(dir: &Path, report: &mut Report) {
     note(report, file::NAME, StoredState::read(dir).map(|read| read.map(cluster)));
 }
 
-/// Adds a finding about a file, if it exists.
+/// Adds a finding about a file, if the file exists.
 fn note(report: &mut Report, name: &str, read: io::Result<Option<String>>) {
     report.findings.retain(|finding| finding.file != name);
     let (severity, text) = match read {

@@ -1,5 +1,5 @@
 //! The command line of `tidemark`. Each file implements one subcommand. Tests call subcommands
-//! within their own process.
+//! within the test process.
 #![forbid(unsafe_code)]
 
 mod cluster;

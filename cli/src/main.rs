@@ -1,7 +1,8 @@
-//! `tidemark`: the executable. The library contains all code, so that tests can run it within their
-//! own process.
+//! `tidemark`: the executable. All code is in the library, so that tests can run it within the test
+//! process.
 
-/// jemalloc, as in Redis: it returns the memory of large requests to the system.
+/// The allocator is jemalloc, as in Redis, because jemalloc returns the memory of large requests to
+/// the operating system.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -9,7 +9,7 @@ use store::{ARCHIVE, RestorePlan, RestoreTarget};
 
 /// Makes a verified data folder from a backup, up to any position or time.
 ///
-/// Verifies all checksums before writing anything. The exit status is 1 if one is wrong.
+/// Verifies all checksums before writing anything. The exit status is 1 if a checksum is wrong.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -23,7 +23,7 @@ writes at once. Its replicas need a full sync.")]
 pub(super) struct RestoreArgs {
     /// Backup folder, with a tidemark.backup.
     backup: PathBuf,
-    /// Data folder to create. It must be empty or not exist.
+    /// Data folder to create. The folder must be empty or not exist.
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
     /// End of the restored log: an offset, a time (2026-11-25T10:59:59Z; UTC unless it has an

@@ -51,7 +51,7 @@ pub(super) struct ServeArgs {
     fsync: Option<Fsync>,
 }
 
-/// Parser of the policy names, which are the same as in the configuration file.
+/// Returns a parser for the fsync policies, which have the same names as in the configuration file.
 fn fsync() -> impl TypedValueParser<Value = Fsync> {
     let all = [Fsync::Everysec, Fsync::Always, Fsync::No];
     PossibleValuesParser::new(all.map(Fsync::name))
@@ -87,7 +87,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
 }
 
 fn write_log(format: LogFormat) {
-    // rskafka logs each of its attempts, whereas the ingest logs an unreachable broker once.
+    // Suppress rskafka's log lines: rskafka logs each attempt, whereas the ingest logs an
+    // unreachable broker only once.
     let usual =
         || Targets::new().with_default(LevelFilter::INFO).with_target("rskafka", LevelFilter::OFF);
     // RUST_LOG holds a level, or targets with levels (`info,store=debug`).

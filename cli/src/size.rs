@@ -7,27 +7,27 @@ use dataset::options::units::Unit;
 use node::config::Durability;
 use std::fmt::Write;
 
-/// Bytes per outlier: one word of the aux dictionary at its typical fill.
+/// Bytes per outlier: one word of the aux dictionary at its typical load factor.
 const OUTLIER_BYTES: f64 = 10.5;
-/// Average fill of a table of flags. Tables close early to leave room for late flags.
+/// Average load factor of a table of flags. Tables close early to leave room for late flags.
 const FILL: f64 = 0.91;
 /// Number of small tables at the beginning of a counter space.
 const FIRST_TABLES: u64 = 2;
-/// Ratio of server memory to table bytes: covers tables that are being replaced and additional late
-/// flags.
+/// Ratio of server memory to table bytes. The margin covers tables that are being replaced, and
+/// additional late flags.
 const MARGIN: f64 = 1.25;
 /// Overhead of a row in a cold file, in bytes, in addition to its packed bits.
 const COLD_OVERHEAD_BYTES: f64 = 0.5;
-/// Disk bytes per pair in a ledger, for members below 2^40, including runs that wait for a merge.
+/// Disk bytes per pair in a ledger, for members below 2^40, including runs that are not merged yet.
 const LEDGER_PAIR_BYTES: f64 = 5.0;
-/// Memory bits per pair in a ledger: the indexes of its runs.
+/// Memory per pair in a ledger, in bits, for the indexes of the runs.
 const LEDGER_PAIR_BITS: f64 = 0.5;
-/// Log bytes of a like: a row and a pair, packed.
+/// Log bytes of a like: one packed row and one packed pair.
 const LOG_BYTES_PER_WRITE: f64 = 10.0;
 /// Memory of the process in addition to its tables: buffers, cache, code.
 const PROCESS_BYTES: f64 = 256e6;
-/// Core time in seconds: for a page of 20 posts without pipelining, for a write, and for a like in
-/// the ledger.
+/// CPU time in seconds for a page of 20 posts without pipelining. The next two constants: for a
+/// write, and for a like in the ledger.
 const PAGE_CORE_S: f64 = 10e-6;
 const WRITE_CORE_S: f64 = 1.5e-6;
 const LEDGER_CORE_S: f64 = 1.4e-6;
@@ -67,10 +67,10 @@ pub struct SizeArgs {
     /// Days that counters are kept.
     #[arg(long, value_name = "DAYS", default_value_t = 365.0, value_parser = amount)]
     pub retention_days: f64,
-    /// Days that counters stay in memory. Older ones are on disk.
+    /// Days that counters stay in memory. Older counters are on disk.
     #[arg(long, value_name = "DAYS", default_value_t = 7.0, value_parser = amount)]
     pub memory_days: f64,
-    /// Days that the filters of likes stay in memory. Older ones are on disk.
+    /// Days that the filters of likes stay in memory. Older filters are on disk.
     #[arg(long, value_name = "DAYS", default_value_t = 7.0, value_parser = amount)]
     pub like_days: f64,
     /// Days that read marks are kept.
@@ -118,7 +118,7 @@ fn share(text: &str) -> Result<f64, String> {
     positive(text).and_then(inside)
 }
 
-/// Tables of an existence space.
+/// Tables and ledger of an existence space.
 #[derive(Clone, Debug)]
 pub struct Flags {
     /// Name of the space.
@@ -275,7 +275,7 @@ impl Plan {
         (self.table_bytes() + self.ledger_memory()) * MARGIN + PROCESS_BYTES
     }
 
-    // Long: one call of `add` for each row of the output table.
+    // Long: the function has one call of `add` for each row of the output table.
     fn text(&self, args: &SizeArgs) -> String {
         let mut rows = vec![["what", "value", "formula"].map(str::to_owned).to_vec()];
         let mut add = |what: &str, value: String, formula: String| {

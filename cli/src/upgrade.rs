@@ -1,6 +1,6 @@
 //! `tidemark upgrade`: makes a replica with the new version the master, so that the old master can
-//! be upgraded next. The exchange loses no acknowledged write, and Sentinels learn of the new
-//! master (`FAILOVER`).
+//! be upgraded next. The switch loses no acknowledged write, and Sentinels learn of the new master
+//! (`FAILOVER`).
 
 use clap::Args;
 use node::client::connect::{ConnectArgs, Link, within};
@@ -8,7 +8,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Moves the master's role to an upgraded replica without losing a write.
+/// Promotes an upgraded replica to master without losing a write.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Upgrade the replica first: stop it, replace the program, start it. Then run
@@ -23,7 +23,7 @@ Examples:
 pub(super) struct UpgradeArgs {
     #[command(flatten)]
     master: ConnectArgs,
-    /// Replica that becomes the master. Default: the one with the smallest lag.
+    /// Replica that becomes the master. Default: the replica with the smallest lag.
     #[arg(long, value_name = "HOST:PORT")]
     to: Option<String>,
     /// Timeout of each step in seconds.
@@ -32,8 +32,8 @@ pub(super) struct UpgradeArgs {
 }
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum lag of the new master before the roles are exchanged. With more lag, writes would wait
-/// too long for the replica.
+/// Maximum lag of the new master before the roles are switched. With a larger lag, writes would
+/// wait too long for the replica.
 const MAX_LAG_BYTES: u64 = 1 << 20;
 
 pub(super) fn run(args: &UpgradeArgs) -> Result<(), String> {
@@ -63,7 +63,7 @@ impl Info {
         self.get("role") == "master"
     }
 
-    /// Connected replicas: host, port and lag in bytes.
+    /// Returns host, port and lag in bytes of each connected replica.
     fn replicas(&self) -> Vec<(String, String, u64)> {
         let lines = self.0.lines().filter(|line| line.starts_with("slave"));
         let fed = lines.filter_map(|line| line.split_once(":ip=")).filter_map(|(_, rest)| {
@@ -135,7 +135,8 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     let began = Instant::now();
     let ms = timeout.as_millis().to_string();
     let order = ["FAILOVER", "TO", &host, &port, "TIMEOUT", &ms].map(str::as_bytes);
-    // After an earlier switch, some seconds pass until all Sentinels have published a hello.
+    // After an earlier switch, a few seconds pass until all Sentinels have published a hello
+    // message.
     while let Err(error) = within(timeout, old.ask(&order)).await {
         let error = error.to_string();
         if !error.contains("needs two Sentinels") || began.elapsed() >= timeout {

@@ -90,9 +90,9 @@ fn commands_with_replies() -> Vec<(String, String)> {
     commands_with_replies
 }
 
-/// Checks the transcript tests of commands about spaces, views, actions, rows and forgotten ids in
-/// docs/commands.md: each command must occur with a success and with an error. Each keyword of its
-/// usage (WIDEN, TOKEN, BINARY) must occur in some transcript.
+/// Checks the transcripts of the commands in docs/commands.md that concern spaces, views, actions,
+/// rows and forgotten ids. Each command must occur with a success and with an error. Each keyword
+/// of a command's usage (WIDEN, TOKEN, BINARY) must occur in some transcript.
 fn stories_show_every_line_about_schemas() -> Result<(), Failed> {
     let docs = fs::read_to_string(root().join("docs/commands.md"))?;
     let wanted = ["Spaces and tables", "Views and actions", "Counters"];

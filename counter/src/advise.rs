@@ -1,4 +1,4 @@
-//! Width advice: the field widths that take the fewest bytes for the current values.
+//! Recommends the field widths that use the fewest bytes for the current values.
 //!
 //! Each additional bit of width costs one bit per row. Each bit saved moves more values to the aux
 //! dictionary, where a value takes [`AUX_ENTRY_BITS`]. A bucket holds a whole number of rows. Only
@@ -13,10 +13,10 @@ use crate::table::Table;
 use rolling::{Entry, Tables};
 use std::fmt;
 
-/// Bits of an aux entry: one word at the usual fill of its array, plus a small charge for the extra
-/// branch.
+/// Bits per aux entry: one word at the typical load factor of its array, plus a small penalty for
+/// the extra branch.
 const AUX_ENTRY_BITS: f64 = 84.0;
-/// Additional bits of a value that is negative, or at least 2^26 - 1.
+/// Additional memory, in bits, of a value that is negative or at least 2^26 - 1.
 const WIDE_VALUE_BITS: f64 = 320.0;
 /// Approximate number of sampled rows.
 const SAMPLE_ROWS: u64 = 1 << 20;
@@ -43,7 +43,7 @@ pub struct FieldAdvice {
 /// Recommended widths and their effect on memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// Living fields, by position.
+    /// Advice for each field that is not dropped, in the order of positions.
     pub fields: Vec<FieldAdvice>,
     /// Number of sampled rows.
     pub rows: u64,
@@ -61,7 +61,7 @@ impl Advice {
         fields.join(" ")
     }
 
-    /// Share of bytes that the recommendation saves.
+    /// Returns the share of bytes that the recommendation saves.
     pub fn saving(&self) -> f64 {
         1.0 - self.best_bytes_per_row / self.bytes_per_row
     }
@@ -103,12 +103,12 @@ fn bits_of(value: i64) -> usize {
     if value < 0 { 65 } else { (64 - (value as u64 + 1).leading_zeros()) as usize }
 }
 
-/// Whether an aux entry of the value takes [`WIDE_VALUE_BITS`] more.
+/// Returns whether an aux entry for the value needs [`WIDE_VALUE_BITS`] in addition.
 fn is_wide_value(value: i64) -> bool {
     !(0..(1 << 26) - 1).contains(&value)
 }
 
-/// Aux dictionary bits for a value in a field of this width.
+/// Returns the memory, in bits, that a value in a field of this width uses in the aux dictionary.
 pub(crate) fn aux_bits(value: i64, width: u8) -> f64 {
     match bits_of(value) <= usize::from(width) {
         true => 0.0,
@@ -118,7 +118,7 @@ pub(crate) fn aux_bits(value: i64, width: u8) -> f64 {
 
 #[derive(Clone)]
 struct Distribution {
-    /// Number of values by [`bits_of`].
+    /// Number of values for each result of [`bits_of`].
     by_bits: [u64; 66],
     wide_values: u64,
     sum: f64,
@@ -206,7 +206,8 @@ impl Space {
                 });
             }
         }
-        // Reads all outliers. In a new space all rows are outliers; other spaces have few of them.
+        // Read all outliers instead of a sample. In a new space all rows are outliers; other spaces
+        // have few outliers.
         let mut waiting = Vec::new();
         self.outliers.for_each(|id, row| {
             waiting.push(id);
@@ -215,8 +216,8 @@ impl Space {
             fields.iter_mut().zip(&living).for_each(|(d, (at, _, _))| d.note(value(*at)));
         });
         let mut range_densities = range_densities(&tables);
-        // Only tables have a known density of ids. Use that of the median row's table, or of the
-        // newest table if no row is in memory.
+        // The density of ids is known only for tables. Use the density of the table that contains
+        // the median row, or of the newest table if no row is in memory.
         let mut newest = range_densities.last().map_or(1.0, |crowd| crowd.0);
         if elsewhere == 0 && !waiting.is_empty() {
             waiting.sort_unstable();
@@ -245,7 +246,7 @@ impl Space {
     }
 }
 
-/// Returns ids per row and rows of each table range.
+/// For each table range, returns the number of ids per row and the number of rows.
 fn range_densities(tables: &Tables<Table>) -> Vec<(f64, u64)> {
     // A drained table and its replacements form one range.
     let is_one = |a: &Entry<Table>, b: &Entry<Table>| match (a.drains(), b.drains()) {
@@ -272,7 +273,7 @@ fn range_densities(tables: &Tables<Table>) -> Vec<(f64, u64)> {
     tables.entries().chunk_by(is_one).map(crowd).collect()
 }
 
-/// Computes the recommendation. `living` has position, width and name of each field.
+/// Computes the recommendation. `living` contains position, width and name of each field.
 fn advice(
     schema: &Schema,
     living: &[(usize, u8, String)],
@@ -310,7 +311,7 @@ mod tests {
     use super::*;
     use crate::{Options, Schema};
 
-    /// A space with fewer than 64 ids keeps all rows as outliers.
+    /// In a space with fewer than 64 ids, all rows are outliers.
     #[test]
     fn advice_is_given_of_a_space_that_has_hardly_begun() {
         let space = Space::new(Options::new(Schema::parse("a:30 b:2").unwrap())).unwrap();
@@ -330,7 +331,7 @@ mod tests {
         let mut d = Distribution::EMPTY;
         [0, 1, 2, 3, 254, 255, -1, i64::MAX].into_iter().for_each(|v| d.note(v));
         // One bit holds only 0, eight bits up to 254, 63 bits all but the largest value, and 64
-        // bits all but the negative one.
+        // bits all but the negative value.
         assert_eq!([1, 2, 8, 9, 63, 64].map(|w| d.wider_values(w)), [7, 5, 3, 2, 2, 1]);
         assert_eq!(d.wide_values, 2);
     }
@@ -350,7 +351,7 @@ mod tests {
         while space.maintain() {}
         let advice = space.advise().unwrap();
         assert_eq!(advice.schema(), "a:6 b:10", "{advice}");
-        // Nine times as many rows outside memory, with larger values.
+        // There are nine times as many rows outside memory, with larger values.
         let elsewhere = space.rows() * 9;
         let cold = space.advise_with(elsewhere, |most, f| {
             assert_eq!(most, elsewhere);

@@ -1,8 +1,8 @@
 //! The aux dictionary of a table: exact values of fields that exceed their width.
 //!
 //! An entry is one word: position, field, and a value below 2^26 - 1. Larger and negative values
-//! are rare and go to an ordered map, `wide_values`. A common entry takes ten bytes at the usual
-//! fill.
+//! are rare and go to an ordered map, `wide_values`. A common entry uses ten bytes at the typical
+//! load factor.
 //!
 //! ```text
 //!   bit 63                          26                      0
@@ -10,9 +10,10 @@
 //! ```
 //!
 //! Each array is a hash table with linear probing. Readers take no lock; the version of the row's
-//! bucket protects them. Entries of a row change only while its bucket is locked, so a reader that
-//! sees half a change reads again. Changes of *other* rows never disturb a reader: entries do not
-//! move within an array, and growth copies them to a new array while readers finish in the old one.
+//! bucket protects them. Entries of a row change only while the row's bucket is locked, so a reader
+//! that sees a partial change retries. Changes of *other* rows never disturb a reader: entries do
+//! not move within an array, and growth copies them to a new array while readers finish in the old
+//! one.
 //!
 //! Writers lock a shard before they lock any bucket. Growth happens in [`Shard::reserve`], so no
 //! reader waits for it. Shards are small and grow in microseconds.
@@ -44,8 +45,8 @@ const MIN_WORDS: usize = 16;
 
 pub(crate) struct Aux {
     shards: Box<[ShardData]>,
-    /// Number of entries whose field has no bits in this table. While it is 0, readers skip the
-    /// lookup for such fields.
+    /// Number of entries whose field has no inline bits in this table. While the number is 0,
+    /// readers skip the lookup for such fields.
     outside: AtomicU64,
     quota: Quota,
     _grant: Reservation,
@@ -59,8 +60,8 @@ struct ShardData {
 
 struct WideValues {
     values: BTreeMap<u64, i64>,
-    /// Covers all stored values. While the shard is locked, it also covers values that the current
-    /// write reserves or removes.
+    /// Reservation for all stored values. While the shard is locked, the reservation also covers
+    /// values that the current write reserves or removes.
     reservation: Reservation,
 }
 
@@ -101,8 +102,8 @@ impl Array {
     fn find(&self, key: u64) -> Option<(usize, u64)> {
         let len = self.words.len();
         let mut at = self.home(key);
-        // By A1 the loop ends at an unused word. The bound ends the search of a reader while
-        // writers of other rows keep changing the array.
+        // By A1 the loop ends at an unused word. The bound is for readers: their search must also
+        // end while writers of other rows keep changing the array.
         for _ in 0..len {
             let word = self.words[at].load(Relaxed);
             if word >> VALUE_BITS == key + 2 {
@@ -154,8 +155,8 @@ impl Aux {
         Ok(Aux { shards, outside: AtomicU64::new(0), quota: quota.clone(), _grant: reservation })
     }
 
-    /// Returns the shard of a row. It depends on the hash of the id, because a writer locks the
-    /// shard before it knows the row's position.
+    /// Returns the shard of a row. The shard depends on the hash of the id, because a writer locks
+    /// the shard before it knows the row's position.
     fn data(&self, hash: u64) -> &ShardData {
         &self.shards[(hash >> 32) as usize & (self.shards.len() - 1)]
     }
@@ -170,14 +171,14 @@ impl Aux {
         }
     }
 
-    /// Returns the value of an entry. Requires the version check of the row's bucket; a missing
-    /// entry means a torn read and yields 0.
+    /// Returns the value of an entry. The caller must check the version of the row's bucket
+    /// afterwards: a missing entry means a torn read, and reads as 0.
     #[cold]
     pub(crate) fn value(&self, hash: u64, position: u64, field: usize) -> i64 {
         self.read(hash, position, field).unwrap_or(0)
     }
 
-    /// Whether any field without bits in this table has an entry.
+    /// Returns whether the dictionary has an entry for any field without inline bits in this table.
     #[inline]
     pub(crate) fn has_outside(&self) -> bool {
         self.outside.load(Relaxed) != 0
@@ -213,8 +214,8 @@ pub(crate) struct Shard<'a> {
 
 impl Shard<'_> {
     /// Reserves memory for `cells`, so that storing them cannot fail. `position` is the position of
-    /// the row, if it exists; its existing entries need no further memory. Call it before locking a
-    /// bucket.
+    /// the row, if it exists; its existing entries need no further memory. The caller must not hold
+    /// a bucket lock.
     pub(crate) fn reserve(
         &mut self,
         position: Option<u64>,
@@ -259,7 +260,8 @@ impl Shard<'_> {
         self.data.array.store(array);
     }
 
-    /// Stores a value. The caller has reserved it and holds the lock of the row's bucket.
+    /// Stores a value. The caller has reserved memory for the value and holds the lock of the row's
+    /// bucket.
     pub(crate) fn put(&mut self, position: u64, field: usize, value: i64, outside: bool) {
         let key = key_of(position, field);
         let array = self.data.array.load();
@@ -311,7 +313,7 @@ impl Shard<'_> {
         if outside {
             self.aux.outside.fetch_sub(1, Relaxed);
         }
-        // If the next word was never used, no search continues past this one (A1).
+        // If the next word was never used, no search continues past this word (A1).
         let len = array.words.len();
         let mut at = at;
         if array.words[(at + 1) % len].load(Relaxed) == UNUSED {
@@ -328,7 +330,7 @@ impl Shard<'_> {
         let len = self.data.array.load().words.len();
         if len > 4 * MIN_WORDS && self.counts.live < len / 4 {
             let len = self.counts.live + self.counts.live / 4 + MIN_WORDS;
-            // Charged without a check: the rebuild frees more than it allocates.
+            // Charge the memory without a check, because the rebuild frees more than it allocates.
             self.rebuild(len, self.aux.quota.charge(Array::bytes_of(len)));
         }
     }
@@ -362,7 +364,7 @@ mod tests {
             let aux = Aux::new(200_000, &budget.quota(0)).unwrap();
             let mut model: HashMap<(u64, usize), i64> = HashMap::new();
             for step in 0..5 * wave {
-                // Alternates between growth and shrinkage.
+                // Alternate between growth and shrinkage.
                 let (position, field) = (rng.u64(0..500), rng.usize(0..3));
                 let mut shard = aux.lock(position << 32);
                 if rng.usize(0..100) < if step / wave % 2 == 0 { 70 } else { 25 } {
@@ -413,7 +415,7 @@ mod tests {
         shard.put(5, 0, -1, false);
         budget.set_limit(budget.used());
         assert!(shard.reserve(None, [(1, -1)].into_iter()).is_err());
-        // Several values of one field in one write, wide and narrow.
+        // One write reserves several values of the same field, wide and narrow.
         shard.reserve(Some(5), [(0, -2), (0, 3), (0, i64::MAX)].into_iter()).unwrap();
         for value in [-2, 3, i64::MAX] {
             shard.put(5, 0, value, false);

@@ -13,11 +13,11 @@
 //!
 //! The next step of an id is unpredictable, so each stage keeps its ids in a bitmap instead of
 //! branching. The end of a bitmap is the only branch. Each pass is short, so the processor overlaps
-//! many rows.
+//! the memory accesses of many rows.
 //!
 //! The search itself needs no version check: the tag of a row that exists throughout is always
-//! present (B1, T1). Reading the fields does need one, as does the check that they belong to the
-//! row.
+//! present (B1, T1). Reading the fields does need a version check, and so does the check that the
+//! fields belong to the row.
 
 use crate::bucket::{TagMatch, take};
 use crate::buckets::{BucketLookup, Buckets};
@@ -58,13 +58,15 @@ impl<'a> Probe<'a> {
         self.seen = self.main().match_tags(self.index, self.tag as u8);
     }
 
-    /// Whether the row may be at a later probe, given that this bucket lacks it.
+    /// Returns whether the row may be at a later probe, given that this bucket does not contain the
+    /// row.
     #[inline(always)]
     fn has_overflow_mark(&self) -> bool {
         self.seen.head().has_overflow_mark(self.tag)
     }
 
-    /// Tries the fast path. Returns whether `out` holds the row; if not, its content is undefined.
+    /// Tries the fast path. Returns whether `out` holds the row; if not, the content of `out` is
+    /// undefined.
     #[inline(always)]
     fn take(&self, living: u64, out: &mut [i64]) -> bool {
         let main = self.main();
@@ -99,7 +101,8 @@ impl<'a> Probe<'a> {
     }
 
     /// Advances to the next bucket; returns false after the last probe. Also prefetches the bucket
-    /// after that: one row in eighty needs it, and a third stall would delay the whole batch.
+    /// after the next one, because one row in eighty needs a third probe, and a third stall would
+    /// delay the whole batch.
     #[inline(always)]
     fn advance(&mut self) -> bool {
         let main = self.main();
@@ -166,8 +169,8 @@ impl Read<'_> {
         })
     }
 
-    /// Appends the rows, and calls `tell` for each chunk with its length and the bitmap of existing
-    /// rows. `get_one` reads the rows that the fast path skipped.
+    /// Appends the rows, and calls `tell` for each chunk with the chunk's length and the bitmap of
+    /// existing rows. `get_one` reads the rows that the fast path skipped.
     #[inline(always)]
     fn chunks(
         &mut self,
@@ -204,21 +207,22 @@ impl Read<'_> {
         let outliers_from = self.space.outliers.lowest();
         let mut ways = [None; IDS_PER_BATCH];
         let mut looking = 0u32;
-        // Works in four parts: computing the buckets of one part overlaps with the prefetches of
-        // the previous ones.
+        // Work in four parts, so that computing the buckets of one part overlaps with the
+        // prefetches of the previous parts.
         let mut begin = 0;
         for end in (1..=4).map(|part| ids.len() * part / 4) {
             for i in begin..end {
                 ways[i] = if ids[i] < outliers_from { self.way(ids[i]) } else { None };
                 looking |= u32::from(ways[i].is_some()) << i;
             }
-            // Issues all prefetches in one burst: see `rolling::prefetch`.
+            // Issue all prefetches in one burst; see `rolling::prefetch`.
             ways[begin..end].iter().flatten().for_each(Probe::prefetch);
             begin = end;
         }
         let all = ((1u64 << ids.len()) - 1) as u32;
         let (mut hits, mut unsure) = (0, all & !looking);
-        // Works in two parts: reads the first one during the prefetches of the second.
+        // Work in two parts: read the first part while the prefetches of the second part are in
+        // flight.
         let mut early = all >> (ids.len() / 2);
         while looking != 0 {
             let parts = [looking & early, looking & !early];

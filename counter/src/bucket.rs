@@ -1,5 +1,5 @@
-//! One bucket: a few cache lines of rows under a version. Readers take no lock; writers exclude
-//! each other.
+//! A bucket: a few cache lines of rows, protected by a version number. Readers take no lock;
+//! writers exclude each other.
 //!
 //! ```text
 //!   header:  bit  0       lock, held by a writer
@@ -19,15 +19,15 @@
 //! holds the lock for nanoseconds.
 //!
 //! **Writing** sets the lock bit by compare-and-swap, stores, then clears the bit and increments
-//! the version. The 23-bit version wraps after 2^23 writes. A reader would miss a change only if it
-//! slept through an exact multiple of that within one lookup.
+//! the version. The 23-bit version wraps after 2^23 writes. A reader would miss a change only if
+//! the bucket received an exact multiple of 2^23 writes during one lookup.
 //!
 //! Invariants:
 //! - **B1** A write to one slot leaves the bits of all other slots unchanged. Shared words are
 //!   read, modified and written under the same lock.
 //! - **B2** An empty slot is all zeros.
-//! - **B3** Marks are never cleared, so a search may stop at a bucket without its mark. A rewrite
-//!   copies the rows to new buckets without marks.
+//! - **B3** Marks are never cleared, so the search for a row may stop at a bucket without the row's
+//!   mark. A rewrite copies the rows to new buckets without marks.
 
 use crate::layout::{HEADER_BITS, Inline, Layout, NARROW_BUCKET_WORDS, Packed};
 use crate::sync::{AtomicU64, fence, wait};
@@ -73,8 +73,8 @@ fn equal_bytes<const N: usize>(words: &[AtomicU64; N], byte: u8) -> u64 {
     rolling::equal_bytes(std::array::from_fn::<u64, N, _>(|i| words[i].load(Relaxed)), byte)
 }
 
-/// [`equal_bytes`] for a full cache line. Out of line, so that callers that do not need it keep
-/// their registers.
+/// Like [`equal_bytes`], for a full cache line. Not inlined, so that callers that do not need this
+/// function do not spill registers for it.
 #[inline(never)]
 fn equal_in_line(words: &[AtomicU64], byte: u8) -> u64 {
     words.first_chunk::<8>().map_or(0, |words| equal_bytes(words, byte))
@@ -87,7 +87,8 @@ pub(crate) struct TagMatch {
 }
 
 impl TagMatch {
-    /// Whether no slot has the first byte. The row is then absent, even if a write was in progress.
+    /// Returns whether no slot has the first byte. If so, the row is absent, even if a write was in
+    /// progress.
     #[inline(always)]
     pub(crate) fn is_empty(self) -> bool {
         self.matches.is_empty()
@@ -100,7 +101,8 @@ impl TagMatch {
     }
 }
 
-/// Finds the slots whose first byte is `byte`, for layouts that keep all first bytes in one line.
+/// Finds the slots whose first byte is `byte`, for layouts that keep all first bytes in one cache
+/// line.
 #[inline(always)]
 pub(crate) fn match_tags(words: &PackedWords, layout: &Layout, byte: u8) -> TagMatch {
     let head = words[0].load(Acquire);
@@ -116,8 +118,8 @@ pub(crate) fn match_tags(words: &PackedWords, layout: &Layout, byte: u8) -> TagM
 /// Reads the row with this tag from the first candidate slot of `seen`, which must not be empty.
 ///
 /// Returns whether `out` is valid: the slot has the tag, no writer has changed the bucket since
-/// [`match_tags`], and no field is escaped. Has no data-dependent branches and never waits for a
-/// writer.
+/// [`match_tags`], and no field is escaped. This function has no data-dependent branches and never
+/// waits for a writer.
 #[inline(always)]
 pub(crate) fn take(
     words: &PackedWords,
@@ -142,7 +144,7 @@ pub(crate) fn take(
 }
 
 impl<'a> Bucket<'a> {
-    /// `words` are those of the bucket, and one word of padding.
+    /// `words` contains the words of the bucket, followed by one word of padding.
     #[inline(always)]
     pub(crate) fn new(words: &'a [AtomicU64], layout: &'a Layout) -> Bucket<'a> {
         Bucket { words, layout }
@@ -187,7 +189,8 @@ impl<'a> Bucket<'a> {
             wait(turn);
             turn += 1;
         }
-        // Orders the lock before the stores of `f`: a reader that sees a store also sees the lock.
+        // Order the lock before the stores of `f`, so that a reader that sees a store also sees the
+        // lock.
         fence(Release);
         let result = f(self);
         let word = self.words[0].load(Relaxed);
@@ -236,8 +239,8 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// Returns the slots of the bucket's line `line` whose first byte is `byte`. Has no
-    /// data-dependent branches: the word of a match is unpredictable.
+    /// Returns the slots of the bucket's line `line` whose first byte is `byte`. This function has
+    /// no data-dependent branches, because the position of a match is unpredictable.
     #[inline(always)]
     pub(crate) fn matches(self, byte: u8, line: usize) -> Matches {
         let words = &self.words[8 * line..];

@@ -59,7 +59,7 @@ impl Buckets {
         })
     }
 
-    /// Bytes that do not depend on the number of buckets.
+    /// Returns the number of bytes that do not depend on the number of buckets.
     fn fixed_bytes(schema: &Schema) -> u64 {
         (size_of::<Buckets>() + schema.width() * Layout::FIELD_BYTES) as u64
     }
@@ -92,7 +92,8 @@ impl Buckets {
         self.words.get((index as usize).wrapping_mul(self.layout.words)..)?.first_chunk()
     }
 
-    /// [`match_tags`] for the bucket `index` of a layout that keeps all first bytes in one line.
+    /// Calls [`match_tags`] for bucket `index`. The layout must keep all first bytes in one cache
+    /// line.
     #[inline(always)]
     pub(crate) fn match_tags(&self, index: u64, byte: u8) -> TagMatch {
         self.note(Step::Read, index);
@@ -100,8 +101,8 @@ impl Buckets {
             .map_or_else(TagMatch::default, |words| match_tags(words, &self.layout, byte))
     }
 
-    /// Prefetches all lines of a bucket. The slot is usually in another line than its first byte;
-    /// prefetching both overlaps the two misses.
+    /// Prefetches all lines of a bucket. A slot and its first byte are usually in different cache
+    /// lines; prefetching both overlaps the two misses.
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u64) {
         self.note(Step::Asked, index);
@@ -162,7 +163,7 @@ impl Buckets {
         for probe in 0..PROBES {
             let bucket = self.bucket(index);
             let (free, head) = bucket.read(|b| b.free_slot().is_some());
-            // A full bucket that already has the mark needs no lock.
+            // A full bucket that already has the mark need not be locked.
             let done = (free || !head.has_overflow_mark(home.remainder))
                 && bucket.write(|b| match b.free_slot() {
                     Some(slot) => {

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) struct Budget {
     limit: AtomicU64,
     used: AtomicU64,
-    /// Bytes of the last refused request.
+    /// Size of the last refused request, in bytes.
     refused: AtomicU64,
 }
 
@@ -57,7 +57,7 @@ impl Budget {
         self.limit.store(limit, Relaxed);
     }
 
-    /// Bytes of the last refused request.
+    /// Returns the size of the last refused request, in bytes.
     pub(crate) fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
@@ -81,7 +81,8 @@ impl Budget {
         }
     }
 
-    /// Reserves `bytes` regardless of the limit. Later requests reach the limit earlier.
+    /// Reserves `bytes` regardless of the limit. The charged bytes count towards the limit of later
+    /// requests.
     pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Reservation {
         self.used.fetch_add(bytes, Relaxed);
         Reservation { budget: self.clone(), bytes }

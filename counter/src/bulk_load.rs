@@ -6,12 +6,12 @@
 //!   Loader::install                 publishes all tables as the ring, then puts the outliers
 //! ```
 //!
-//! A private table needs no stripe, bucket lock or atomic count. It has its final size, so nothing
-//! is rewritten. Rows wait in a short queue while their buckets are prefetched, so [`QUEUE`] rows
-//! share one memory stall.
+//! A private table needs no stripe, bucket lock or atomic count. The table has its final size, so
+//! nothing is rewritten. Rows wait in a short queue while their buckets are prefetched, so
+//! [`QUEUE`] rows share one memory stall.
 //!
 //! Most rows fit in one word and are stored by [`Table::fill`]. A row uses the regular write path
-//! if a value escapes, its id repeats, or all its probed buckets are full.
+//! if a value does not fit its field, if the id occurs twice, or if all probed buckets are full.
 //!
 //! The *head* holds the state of a space that its rows do not determine: the frontier, and the
 //! dimensions of the newest table.
@@ -37,7 +37,7 @@ use crate::table::Table;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-/// Rows whose buckets are being prefetched.
+/// Number of rows whose buckets are prefetched at the same time.
 const QUEUE: usize = 32;
 
 const MAGIC: &[u8; 8] = b"TMCNTHD\x01";
@@ -55,7 +55,7 @@ pub struct LoadRange {
     pub rows: u64,
 }
 
-/// A row that its part's table cannot store: id and values.
+/// A row that the table of its part cannot store: id and values.
 type StrayRow = (u64, Box<[i64]>);
 
 /// An empty space during a bulk load.
@@ -120,8 +120,8 @@ impl LoadHead {
 }
 
 impl Space {
-    /// Encodes the head for [`Space::loader`]. Call it after reading the rows, so that rows written
-    /// concurrently are not above the frontier.
+    /// Encodes the head for [`Space::loader`]. Must be called after the rows were read, so that
+    /// rows written concurrently are not above the frontier.
     pub fn encode_head(&self) -> Vec<u8> {
         let tables = self.ring.load();
         let (slot, table) = (tables.newest().slot(), tables.newest().table());
@@ -142,8 +142,8 @@ impl Space {
     }
 
     /// Starts a bulk load of an empty space. `head` is a result of [`Space::encode_head`], or empty
-    /// if unknown. `ranges` ascend and do not overlap. The caller must not write to the space
-    /// before [`Loader::install`].
+    /// if unknown. `ranges` must be in ascending order and must not overlap. The caller must not
+    /// write to the space before [`Loader::install`].
     ///
     /// # Errors
     ///
@@ -165,7 +165,7 @@ impl Space {
         let part = |(at, range): (usize, &LoadRange)| {
             let mut made_for = *range;
             if range.low == head.newest.low {
-                // The newest table continues to fill at its previous size.
+                // The newest table will receive more rows, so keep its previous size.
                 made_for.rows = range.rows.max(head.newest.rows);
                 made_for.last = head.newest.last.clamp(range.low, range.last);
             }
@@ -173,8 +173,8 @@ impl Space {
                 // Rows between two ranges are in cold files; replay may write to them again.
                 made_for.last = next.low - 1;
                 if let Some(ids) = head.ids.windows(2).find(|ids| ids[1].start == next.low) {
-                    // The last table of a range of ids continues to fill, but covers only part of
-                    // the gap to the next range.
+                    // The last table of a range of ids will receive more rows, but covers only part
+                    // of the gap to the next range.
                     let (rows, span) = (range.rows.max(1), ids[0].high.saturating_sub(range.low));
                     let most = self.rows_per_table();
                     let all = (u128::from(span) * u128::from(most / rows + 1)).max(1 << 16);
@@ -238,7 +238,7 @@ impl Loader<'_> {
         space.frontier.adopt_ranges(&head.ids);
         for (i, (id, row)) in strays.iter().enumerate() {
             space.put(*id, Some(row))?;
-            // Tables grow during these writes, as under regular traffic.
+            // These writes can make tables grow, as under regular traffic.
             while i % 1024 == 0 && space.wants_maintenance() && space.maintain() {}
         }
         Ok(strays.len() as u64)
@@ -246,7 +246,8 @@ impl Loader<'_> {
 }
 
 impl LoadPart {
-    /// Adds a row: values by position, missing ones 0. The last of several rows of one id wins.
+    /// Adds a row. `row` holds the values by position; missing values are 0. If an id is added
+    /// several times, the last row wins.
     ///
     /// # Errors
     ///
@@ -303,7 +304,7 @@ mod tests {
     use super::*;
     use crate::{Options, Schema};
 
-    /// Replay can write to ids between two loaded ranges, if these ids were spilled after the
+    /// Replay can write to ids between two loaded ranges if these ids were spilled after the
     /// snapshot.
     #[test]
     fn ids_between_loaded_ranges_have_a_place() {

@@ -11,15 +11,15 @@ pub struct Change {
     pub delta: i64,
 }
 
-/// Bounds of an addition's result. A bound only limits changes towards it; a value already outside
-/// it may move back.
+/// Bounds of an addition's result. A bound limits only changes towards the bound: a value that is
+/// already out of bounds may move back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
     /// Lowest result of a decrement.
     pub min: Option<i64>,
     /// Highest result of an increment.
     pub max: Option<i64>,
-    /// Whether the value stops at the bound (SAT) instead of the addition being refused (FAIL).
+    /// Whether the result is clamped to the bound (SAT). Otherwise the addition is refused (FAIL).
     pub saturate: bool,
 }
 
@@ -27,8 +27,8 @@ impl Bounds {
     /// Returns `old + delta` within the bounds.
     pub(crate) fn add(&self, old: i64, delta: i64) -> Result<i64, Error> {
         let sum = old.checked_add(delta);
-        // The bound in the direction of `delta`. An `old` that is already beyond it must not move
-        // further.
+        // The bound in the direction of `delta`. If `old` is already beyond this bound, the value
+        // must not move further.
         let (bound, beyond) = if delta < 0 {
             let bound = self.min.map(|min| min.min(old));
             (bound, bound.is_some_and(|b| sum.is_none_or(|s| s < b)))

@@ -10,14 +10,14 @@
 //!
 //! A row in a table is newer than the same row in the backend. The tables of a spilled range are
 //! the *overlay* of its file: rows changed since the spill. Spilling such a range again merges the
-//! two.
+//! overlay with the file.
 //!
 //! Invariants:
 //! - **D1** A row leaves a table only under its stripe, and only after the backend can return it. A
 //!   reader queries the backend only after a miss in the tables. Therefore no reader misses a row.
 //! - **D2** Deleting a row below `cold_end` first adds a *tombstone*, which hides the row in the
 //!   backend. The next spill of the range omits the row and removes the tombstone.
-//! - **D3** The barrier completes all deletions that began before a spill's walk. Later deletions
+//! - **D3** The barrier waits for all deletions that began before a spill's walk. Later deletions
 //!   leave a tombstone with a later epoch, which that spill does not remove.
 //! - **D4** A row whose id has a tombstone stays in memory: it was created again after its
 //!   deletion.
@@ -46,7 +46,7 @@ pub struct Spill {
 }
 
 impl Space {
-    /// Attaches a backend, once per space and before any write.
+    /// Attaches a backend. Must be called at most once per space, before any write.
     ///
     /// The backend must already serve reads of ids below `end`. `newest` is the lowest and highest
     /// id of the newest cold rows.
@@ -75,7 +75,7 @@ impl Space {
         self.cold_end.load(SeqCst)
     }
 
-    /// Whether only the backend can tell if `id` has a row.
+    /// Returns whether only the backend knows if `id` has a row.
     pub fn is_cold(&self, id: u64) -> bool {
         (self.horizon()..self.cold_end()).contains(&id)
             && !self.read().in_memory(id)
@@ -148,8 +148,8 @@ impl Space {
         self.below.get().map_or(Ok(()), |below| below.fetch(id))
     }
 
-    /// Starts a spill of the rows in `low..=last`, one spill at a time per space. From now on
-    /// deletions in the range leave tombstones.
+    /// Starts a spill of the rows in `low..=last`. A space can run one spill at a time. From now
+    /// on, deletions in the range leave tombstones.
     ///
     /// # Panics
     ///
@@ -162,17 +162,17 @@ impl Space {
         Spill { low, last, width: self.schema().width(), next: Some(low), epoch }
     }
 
-    /// Fills `ids` with the next ids of the spill that are in memory, in ascending order. Limited
-    /// to `most` ids. Returns false at the end.
+    /// Fills `ids` with the next ids of the spill that are in memory, at most `most` of them, in
+    /// ascending order. Returns false at the end.
     ///
-    /// Each call walks the tables once; `ids` takes 16 bytes per requested id. Sorting all ids of a
-    /// table at once would take as much memory as its rows.
+    /// Each call walks the tables once, and `ids` uses 16 bytes per requested id. Sorting all ids
+    /// of a table at once would need as much memory as the rows of the table.
     pub fn next_ids(&self, spill: &mut Spill, most: usize, ids: &mut Vec<u64>) -> bool {
         ids.clear();
         let Some(from) = spill.next else { return false };
         let most = most.max(1);
         ids.reserve_exact(2 * most);
-        // Ids above this cannot be among the lowest `most`.
+        // Ids above this bound cannot be among the lowest `most` ids.
         let mut bound = spill.last;
         let lowest = |ids: &mut Vec<u64>| {
             ids.sort_unstable();
@@ -193,19 +193,20 @@ impl Space {
         !ids.is_empty()
     }
 
-    /// Reads the current rows of some ids of the spill. `found` is false for deleted ones.
+    /// Reads the current rows of some ids of the spill. `found` is false for deleted rows.
     pub fn spill_rows(&self, ids: &[u64], rows: &mut Vec<i64>, found: &mut Vec<bool>) {
         self.read().get_batch_in_memory(ids, rows, found);
     }
 
-    /// Removes the tombstones that the spill applied. Call it once the backend reads from the new
-    /// file.
+    /// Removes the tombstones that the spill applied. Must be called once the backend reads from
+    /// the new file.
     pub fn remove_tombstones(&self, spill: &Spill) {
         self.tombstones.remove(spill.low, spill.last, spill.epoch);
     }
 
-    /// Removes rows from memory whose values equal those in the new file. `rows` has the values
-    /// from the file; call [`Space::remove_tombstones`] first. Returns the number of removed rows.
+    /// Removes rows from memory whose values equal the values in the new file. `rows` contains the
+    /// values from the file; call [`Space::remove_tombstones`] first. Returns the number of removed
+    /// rows.
     pub fn drop_spilled(&self, ids: &[u64], rows: &[i64], width: usize) -> usize {
         let mut dropped = 0;
         for (&id, row) in ids.iter().zip(rows.chunks(width.max(1))) {
@@ -219,8 +220,8 @@ impl Space {
                 {
                     let Some(at) = table.locate(id) else { continue };
                     let now = table.row(at, id);
-                    // Loads the schema under the stripe: a field added concurrently is not in the
-                    // file.
+                    // Load the schema while holding the stripe, because a field that is added
+                    // concurrently is not in the file.
                     let shape = self.shape.load();
                     let same =
                         |(field, _)| now.value(field) == row.get(field).copied().unwrap_or(0);

@@ -26,7 +26,7 @@ pub enum Error {
         /// The limit, [`crate::Options::memory_limit_bytes`].
         limit_bytes: u64,
     },
-    /// The outliers use their full share of the space's memory. Ids near the existing ones are
+    /// The outliers have used up their share of the space's memory. Ids near the existing ones are
     /// still accepted.
     #[error(
         "too many outliers: their rows use their full share of the space's {limit_bytes} bytes"
@@ -35,10 +35,10 @@ pub enum Error {
         /// The limit, [`crate::Options::memory_limit_bytes`].
         limit_bytes: u64,
     },
-    /// The operating system has no memory for a table.
+    /// The operating system cannot allocate memory for a table.
     #[error("the operating system cannot allocate memory for a table")]
     NoMemory,
-    /// The id exceeds the highest one by more than `max_ahead` (`ERR key too big`).
+    /// The id exceeds the highest existing id by more than `max_ahead` (`ERR key too big`).
     #[error("key too big")]
     KeyTooBig,
     /// The id is below the horizon: see [`crate::Space::retire_below`].

@@ -1,15 +1,16 @@
-//! Walks all rows during concurrent writes: for snapshots, spills and advice.
+//! Iterates over all rows during concurrent writes, for snapshots, spills and advice.
 //!
-//! The walk proceeds by ids rather than by a list of tables, because tables may be replaced. It
-//! visits each range in the order in which rows move (outliers, drained table, table), and repeats
-//! a range whose table was replaced during the walk. A row that exists throughout the walk is
-//! visited once or twice, each time consistently.
+//! The walk proceeds by ids rather than by a list of tables, because tables may be replaced. The
+//! walk visits each range in the order in which rows move (outliers, drained table, table), and
+//! repeats a range whose table was replaced during the walk. A row that exists throughout the walk
+//! is visited once or twice, each time with consistent values.
 
 use crate::space::{Shape, Space};
 use crate::table::Table;
 
 impl Space {
-    /// Visits every row: id and values, by position in the schema at the start of the call.
+    /// Passes the id and the values of every row to `f`. The values are ordered by position in the
+    /// schema at the start of the call.
     ///
     /// A row that exists throughout the call is visited at least once, possibly twice. Tables are
     /// visited in ascending order of ids, rows within a table in no particular order.

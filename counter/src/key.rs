@@ -1,8 +1,8 @@
 //! Maps ids to buckets, so that a slot stores only part of the id.
 //!
 //! A table covers ids starting at `base`. The offset of an id is split into `hi`, a digit of radix
-//! `buckets`, and `lo`, the low `bits` binary digits. Two Feistel rounds mix the halves; each round
-//! is undone with the other half:
+//! `buckets`, and `lo`, the low `bits` binary digits. Two Feistel rounds mix the halves. Each round
+//! can be inverted with the half that it leaves unchanged:
 //!
 //! ```text
 //!   offset = hi * 2^bits + lo
@@ -14,16 +14,17 @@
 //! vol. 3, 6.4 exercise 13) with a mixed radix, so the number of buckets need not be a power of
 //! two.
 //!
-//! A row whose bucket is full moves on by double hashing: `bucket + probe * step`, with a step that
-//! depends on the remainder only. The slot stores the probe number, so the id remains recoverable.
-//! The number of buckets is prime, so all probes differ.
+//! If the bucket of a row is full, double hashing determines the next bucket: `bucket + probe *
+//! step`, with a step that depends only on the remainder. The slot stores the probe number, so the
+//! id remains recoverable. The number of buckets is prime, so all probes differ.
 
 /// Number of buckets in a probe sequence, including the home bucket. Probe numbers and the empty
 /// state share three bits.
 pub(crate) const PROBES: u64 = 7;
-/// Smallest number of buckets. The remainder of a 64-bit id then has at most 60 bits.
+/// Minimum number of buckets, so that the remainder of a 64-bit id has at most 60 bits.
 pub(crate) const MIN_BUCKETS: u64 = 17;
-/// Minimum number of remainder bits. With the state bits they fill the first byte of the tag.
+/// Minimum number of remainder bits. Together with the state bits, the remainder then fills the
+/// first byte of the tag.
 pub(crate) const MIN_REMAINDER_BITS: u32 = 5;
 
 // Odd constants with well-spread bits: 2^64 / golden ratio, and multipliers from the finalisers of
@@ -70,14 +71,14 @@ pub(crate) fn hash_by(seed: u64, id: u64) -> u64 {
     mix(id ^ seed, M1, M4)
 }
 
-/// Maps `x` evenly to `0..n` by its high bits.
+/// Maps `x` evenly to `0..n`, using the high bits of `x`.
 #[inline(always)]
 fn reduce(x: u64, n: u64) -> u64 {
     ((u128::from(x) * u128::from(n)) >> 64) as u64
 }
 
 impl Keys {
-    /// Covers `buckets * 2^bits` ids starting at `base`, clipped at the end of u64.
+    /// Creates a mapping for `buckets * 2^bits` ids starting at `base`, clipped at the end of u64.
     pub(crate) fn new(base: u64, buckets: u64, bits: u32, seed: u64) -> Keys {
         assert!(
             buckets >= MIN_BUCKETS
@@ -139,7 +140,7 @@ impl Keys {
         self.wrapped(bucket.wrapping_add(step))
     }
 
-    /// Reduces `bucket`, less than twice the number of buckets, modulo that number.
+    /// Returns `bucket` modulo the number of buckets. `bucket` must be less than twice that number.
     #[inline(always)]
     fn wrapped(&self, bucket: u64) -> u64 {
         // If `bucket` is in range, the subtraction wraps to a larger number.
@@ -160,8 +161,8 @@ fn is_prime(n: u64) -> bool {
     n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
 }
 
-/// Returns the smallest prime that is at least `n`. Below 2^32 this tests about ten odd numbers,
-/// each with at most 65,536 trial divisions.
+/// Returns the smallest prime that is at least `n`. For `n` below 2^32, the search tests about ten
+/// odd numbers, each with at most 65,536 trial divisions.
 pub(crate) fn prime_from(n: u64) -> u64 {
     (n..).find(|&n| is_prime(n)).unwrap_or(n)
 }
@@ -243,7 +244,8 @@ mod tests {
         assert_eq!(Keys::new(0, 17, 60, 0).last(), u64::MAX, "a table can hold every id");
     }
 
-    /// Variance over mean of the bucket loads: 1 for random ids (Poisson), 0 for a perfect spread.
+    /// Returns the variance of the bucket loads divided by their mean: 1 for random ids (Poisson),
+    /// 0 for a perfectly even distribution.
     fn unevenness(ids: impl Iterator<Item = u64>, keys: &Keys) -> f64 {
         let mut loads = vec![0u32; keys.buckets() as usize];
         let mut n = 0;
@@ -257,7 +259,7 @@ mod tests {
             / mean
     }
 
-    // Pure arithmetic, slow under Miri.
+    // Ignored under Miri: the test is pure arithmetic, and slow there.
     #[cfg_attr(miri, ignore)]
     #[test]
     fn ids_as_they_come_spread_like_random_numbers() {

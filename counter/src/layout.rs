@@ -29,7 +29,7 @@ pub(crate) const STATE_BITS: u32 = 3;
 /// Position of a field within a slot's tail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inline {
-    /// Bits from the start of the tail.
+    /// Offset from the start of the tail, in bits.
     pub(crate) offset: u32,
     pub(crate) width: u32,
 }
@@ -53,23 +53,23 @@ impl Inline {
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) remainder_bits: u32,
-    /// One probe step in a tag: the bit above the remainder.
+    /// Increment of a tag for one further probe: a single bit, just above the remainder.
     pub(crate) probe_one: u64,
     /// Words of a bucket, a multiple of a cache line.
     pub(crate) words: usize,
     pub(crate) slots: usize,
     /// Bit offset of the first tail.
     pub(crate) rest_at: u32,
-    /// Bits of one tail.
+    /// Length of a tail, in bits.
     pub(crate) rest_bits: u32,
-    /// Bits of the tag that are stored in the tail, and a mask of that many ones.
+    /// Number of tag bits that are stored in the tail, and a mask of that many ones.
     pub(crate) tag_rest_bits: u32,
     pub(crate) tag_rest_mask: u64,
-    /// Fields by position; `None` for a dropped field or one newer than this table.
+    /// Fields by position; `None` for a dropped field, or a field that is newer than this table.
     pub(crate) fields: Vec<Option<Inline>>,
     /// Bitmap of the positions that are `Some` in `fields`.
     pub(crate) inline_fields: u64,
-    /// Words and cache lines that contain the first bytes of the tags.
+    /// Number of words, and number of cache lines, that contain the first bytes of the tags.
     pub(crate) byte_words: usize,
     pub(crate) byte_lines: usize,
     /// Bitmap of the tag bytes in each of these lines, one bit per byte.
@@ -81,7 +81,7 @@ pub(crate) struct Layout {
 /// Extraction plan for tails of at most 64 bits.
 #[derive(Clone, Debug)]
 pub(crate) struct Packed {
-    /// Shift and mask by position; the mask of a field without bits is 0.
+    /// Shift and mask by position; the mask of a field without inline bits is 0.
     fields: Vec<(u32, u64)>,
     /// The first four entries of `fields`, for the unrolled path.
     four: [(u32, u64); 4],
@@ -110,8 +110,8 @@ impl Packed {
         self.fields.len()
     }
 
-    /// Extracts all fields of a tail. Returns false, with meaningless output, if any field is
-    /// escaped.
+    /// Extracts all fields of a tail. Returns false, and leaves meaningless values in `out`, if any
+    /// field is escaped.
     #[inline(always)]
     pub(crate) fn take(&self, rest: u64, out: &mut [i64]) -> bool {
         self.fill(rest, out);
@@ -121,8 +121,8 @@ impl Packed {
     /// Returns whether no field of the tail is escaped. Bits above the tail do not matter.
     #[inline(always)]
     pub(crate) fn is_whole(&self, rest: u64) -> bool {
-        // Adds one to every field at once. Only an all-ones field carries into the bit above it, or
-        // out of the word.
+        // Add one to every field at once. Only a field of all ones carries into the bit above it,
+        // or out of the word.
         let (sum, carried) = rest.overflowing_add(self.lowest);
         ((sum ^ rest ^ self.lowest) & self.above == 0) & !carried
     }
@@ -131,7 +131,7 @@ impl Packed {
     #[inline(always)]
     pub(crate) fn fill(&self, rest: u64, out: &mut [i64]) {
         let take = |&(shift, mask): &(u32, u64)| (rest.wrapping_shr(shift) & mask) as i64;
-        // Four fields are the common case; unrolled code needs half the instructions.
+        // Four fields are the common case, for which unrolled code needs half the instructions.
         if let Ok(four) = <&mut [i64; 4]>::try_from(&mut *out) {
             *four = self.four.each_ref().map(take);
         } else {
@@ -208,7 +208,7 @@ impl Layout {
         }
         let mut bits = 0;
         for (inline, &value) in self.fields.iter().zip(row) {
-            // A field without bits is dropped, so readers never request it.
+            // A field without inline bits has been dropped, so readers never request it.
             let Some(inline) = inline else { continue };
             let code = inline.encode(value);
             if code == inline.escape() {
@@ -245,9 +245,10 @@ impl Layout {
         remainder | (probe + 1).wrapping_shl(self.remainder_bits)
     }
 
-    /// Returns the fill at which a table of this layout is closed. At this fill, less a safety
-    /// margin of 1 %, one row in a thousand exceeds its last probe (simulated, see
-    /// docs/performance/journal.md). Buckets with more slots reach a higher fill.
+    /// Returns the load factor at which a table of this layout is closed. The value includes a
+    /// safety margin of 1 % below the load factor at which one row in a thousand finds all of its
+    /// probes full (simulated, see docs/performance/journal.md). Buckets with more slots reach a
+    /// higher load factor.
     pub(crate) fn roll_fill(&self) -> f64 {
         roll_fill(self.slots)
     }

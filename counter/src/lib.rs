@@ -13,16 +13,16 @@
 //!   slot     state, fields, and the id bits that the bucket number does not imply   key.rs
 //! ```
 //!
-//! The crate implements these promises (numbers of `docs/promises.md`):
-//! - 1, *wait-free reads*: a read takes no lock. It repeats the few loads of a bucket when a writer
-//!   has changed the bucket concurrently.
+//! The crate implements these promises (numbered as in `docs/promises.md`):
+//! - 1, *wait-free reads*: a read takes no lock. A read repeats the few loads of a bucket when a
+//!   writer has changed the bucket concurrently.
 //! - 5, *exact counters*: every i64 is stored exactly, in the slot or in the aux dictionary.
 //!   Overflow is an error.
 //! - 7, *outliers are harmless*: ids may arrive in any order. Background steps rewrite crowded
 //!   tables.
 //! - 8, *named limits*: [`Options::memory_limit_bytes`] covers all memory of a space.
 //!
-//! The crate has no files, clocks, threads or sockets. The host calls [`Space::maintain`] from its
+//! The crate uses no files, clocks, threads or sockets. The host calls [`Space::maintain`] from its
 //! own thread.
 
 #[cfg(not(loom))]

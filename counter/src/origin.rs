@@ -1,4 +1,4 @@
-//! Locates a row, for diagnostic commands. Not on the request path.
+//! Locates a row, for diagnostic commands. Regular requests do not use this module.
 
 use crate::space::Space;
 use crate::table::{Row, Table};

@@ -13,7 +13,8 @@ pub enum Step {
 }
 
 thread_local! {
-    /// Separate from `STEPS`, because every access checks it.
+    /// Whether this thread records its accesses. Separate from `STEPS`, because every access checks
+    /// this flag.
     static NOTES: Cell<bool> = const { Cell::new(false) };
     static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
 }
@@ -26,8 +27,9 @@ pub fn steps_of(f: impl FnOnce()) -> Vec<Step> {
     STEPS.take()
 }
 
-/// Counts memory stalls: first reads of a bucket that no earlier stall has covered. One stall
-/// covers all prefetches issued before it, so prefetching several buckets together costs one.
+/// Counts memory stalls. A stall is the first read of a bucket, unless an earlier stall has covered
+/// the bucket. One stall covers all prefetches issued before it, so prefetching several buckets
+/// together costs one.
 pub fn waits(steps: &[Step]) -> usize {
     let (mut asked, mut fetched) = (Vec::new(), Vec::new());
     let mut waits = 0;

@@ -23,7 +23,7 @@ pub struct Read<'a> {
 enum FoundRow<'a> {
     /// A row of a table.
     Row(Row<'a>),
-    /// Values of an outlier or a cold row, by position.
+    /// Values of an outlier or of a cold row, by position.
     Values(&'a [i64]),
 }
 
@@ -37,8 +37,8 @@ impl FoundRow<'_> {
 }
 
 impl Space {
-    /// Creates a view for one batch of reads, with one schema and one snapshot of the ring. Drop it
-    /// soon: it keeps replaced tables in memory.
+    /// Creates a view for one batch of reads, with one schema and one snapshot of the ring. Drop
+    /// the view promptly, because it keeps replaced tables in memory.
     pub fn read(&self) -> Read<'_> {
         Read::new(self)
     }
@@ -99,14 +99,14 @@ impl<'a> Read<'a> {
         self.read_in_memory(id, |_| ()).is_some()
     }
 
-    /// Whether a row may be in the cold backend. Call it after a miss in memory (D1).
+    /// Whether a row may be in the cold backend. Must be called after a miss in memory (D1).
     #[inline(always)]
     pub(crate) fn may_be_cold(&self, id: u64) -> bool {
         id < self.space.cold_end()
     }
 
-    /// Runs `f` on the row of `id` if it is in memory. `f` may run several times; the last result
-    /// counts.
+    /// Runs `f` on the row of `id` if it is in memory. `f` may run several times; only its last
+    /// result is used.
     fn read_in_memory<R>(&mut self, id: u64, mut f: impl FnMut(FoundRow<'_>) -> R) -> Option<R> {
         if id < self.horizon {
             return None;
@@ -169,7 +169,7 @@ impl<'a> Read<'a> {
         Ok(self.look(id, |_| ())?.is_some())
     }
 
-    /// Prefetches the rows of `ids`. Without it, a batch of writes stalls once per row.
+    /// Prefetches the rows of `ids`. Without prefetching, a batch of writes stalls once per row.
     pub fn prefetch(&self, ids: &[u64]) {
         ids.iter().for_each(|&id| prefetch(&self.tables, id));
     }

@@ -1,8 +1,8 @@
 //! Retirement: ids below the *horizon* have no rows and accept none.
 //!
-//! The horizon takes effect immediately, because readers and writers compare ids with it. It never
-//! decreases. Background steps free the memory: tables entirely below the horizon leave the ring,
-//! and rows below it are deleted from the table that contains it.
+//! The horizon takes effect immediately, because readers and writers compare ids with it. The
+//! horizon never decreases. Background steps free the memory: tables entirely below the horizon
+//! leave the ring, and rows below it are deleted from the table that contains it.
 
 use crate::rewrite_state::Rewrite;
 use crate::space::Space;
@@ -23,7 +23,7 @@ impl Space {
     /// [`Space::maintain`] frees their memory. An `id` below the current horizon has no effect.
     pub fn retire_below(&self, id: u64) {
         if self.retirement.line.fetch_max(id, SeqCst) < id {
-            // Waits for writers that have not seen the new horizon.
+            // Wait for writers that have not seen the new horizon.
             self.ring.barrier(0, id - 1);
         }
     }
@@ -47,7 +47,7 @@ impl Space {
         let tables = self.ring.load();
         let oldest = tables.oldest();
         if oldest.drains().is_some() {
-            // The rewrite must finish first.
+            // The rewrite of this table must finish first.
             return false;
         }
         let (low, last) = (oldest.slot().low(), oldest.slot().last());
@@ -88,8 +88,8 @@ impl Space {
 
     /// Removes the oldest table from the ring.
     fn recycle(&self) -> bool {
-        // Opening a table above the newest must not race with this: the newest may be the only
-        // table left.
+        // Opening a table above the newest must not race with this removal, because the newest
+        // table may be the only one left.
         let _rolling = self.rolling.lock();
         let oldest = self.ring.recycle();
         let slot = oldest.map(rolling::Entry::into_slot);
@@ -155,7 +155,7 @@ mod tests {
         assert!(!space.wants_maintenance());
     }
 
-    /// A space with few rows after a restart, whose ids are still outliers.
+    /// After a restart, the ids of a space with few rows are still outliers.
     #[test]
     fn a_space_that_has_hardly_begun_takes_no_retired_ids() {
         let space = space(0);
@@ -209,7 +209,7 @@ mod tests {
         );
     }
 
-    /// Ids in random order, so that rewrites and retirement overlap.
+    /// The ids arrive in random order, so that rewrites and retirement overlap.
     #[test]
     fn tables_that_are_rewritten_may_be_retired() {
         let schema = Schema::parse("a:8").unwrap();

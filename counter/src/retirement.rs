@@ -14,7 +14,7 @@ pub(crate) struct Retirement {
 }
 
 impl Retirement {
-    /// Restarts the cleanup: a bulk load may have added rows below the horizon.
+    /// Restarts the cleanup, because a bulk load may have added rows below the horizon.
     pub(crate) fn restart_cleanup(&self) {
         self.through.store(0, Relaxed);
     }

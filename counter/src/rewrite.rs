@@ -13,8 +13,8 @@
 //! ([`Space::join_small`]).
 //!
 //! A rewrite opens the new tables and then moves row by row (see `rolling/src/ring.rs`). A space
-//! runs one rewrite at a time, so memory exceeds its steady state by one table. In a full space a
-//! loan covers that (see budget.rs).
+//! runs one rewrite at a time, so memory exceeds its steady state by one table. In a full space, a
+//! loan covers this excess (see budget.rs).
 //!
 //! **C1** Every closed table, and every part of a rewrite, can store every id of its range. A
 //! replacement of an open table can store every id that the old table could. Only a table that is
@@ -33,29 +33,32 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Approximate number of rows that one step moves, about half a millisecond of work.
 const STEP_ROWS: usize = 2048;
-/// Rows per step while no writer waits for the rewrite; small steps yield the processor to other
-/// threads sooner.
+/// Number of rows per step while no writer waits for the rewrite. Small steps yield the processor
+/// to other threads sooner.
 const IDLE_STEP_ROWS: usize = 256;
-/// Rows that a helping writer moves: n / 32 writes rewrite a table of n rows.
+/// Number of rows that a writer moves when it helps with a rewrite: n / 32 writes rewrite a table
+/// of n rows.
 const ROWS_PER_HELP: usize = 32;
-/// Rows whose new buckets are prefetched together.
+/// Number of rows whose new buckets are prefetched together.
 const PREFETCH_ROWS: usize = 16;
 /// A table is crowded when one row in this many is in the extend dictionary.
 const CROWDED_EXTENSION_PART: u64 = 200;
-/// Minimum of extend rows of a crowded table, since a small table has a few by chance.
+/// Minimum number of rows in the extend dictionary of a crowded table. A small table has a few such
+/// rows by chance.
 const MIN_CROWDED_EXTENSION_ROWS: u64 = 16;
-/// Fill at which a table is crowded even if its extend dictionary is small.
+/// Load factor above which a table is crowded even if its extend dictionary is small.
 const CROWDED_FILL: f64 = 0.965;
 /// Growth factor of a crowded table. Bytes per row exceed those of a full table by about this
 /// factor during growth.
 const GROWTH_FACTOR: f64 = 1.2;
-/// Growth factor of a crowded [small](Space::is_small) table. With random ids each row moves 1 /
-/// (factor - 1) times in total: once instead of five times. The waste is less than one full table.
+/// Growth factor of a crowded [small](Space::is_small) table. With random ids, each row moves 1 /
+/// (factor - 1) times in total: once, instead of five times with [`GROWTH_FACTOR`]. The wasted
+/// memory is less than one full table.
 const SMALL_GROWTH_FACTOR: f64 = 2.0;
-/// A table of fewer rows is small.
+/// A table with fewer rows than this is small.
 const SMALL_TABLE_ROWS: u64 = 1 << 16;
-/// A table is loose when a table sized for its rows would take less than this share of its bytes. A
-/// table that has just grown must not be loose, or it would shrink and grow forever.
+/// A table is loose when a replacement sized for its rows would need less than this share of its
+/// bytes. A table that has just grown must not be loose, or it would shrink and grow forever.
 const OVERSIZED_SHARE: f64 = 0.8;
 /// [`OVERSIZED_SHARE`] for a [small](Space::is_small) table.
 const OVERSIZED_SHARE_SMALL: f64 = 0.4;
@@ -63,11 +66,11 @@ const _: () = assert!(
     OVERSIZED_SHARE * GROWTH_FACTOR < 1.0 && OVERSIZED_SHARE_SMALL * SMALL_GROWTH_FACTOR < 1.0
 );
 /// [`OVERSIZED_SHARE`] for an idle table, which should be as full as a table that was closed
-/// because it was full. A few new rows make such a table crowded, but it is rewritten at most twice
-/// while its rows grow by a twentieth.
+/// because it was full. A few new rows make such a table crowded again, but the table is rewritten
+/// at most twice while its number of rows grows by a twentieth.
 const OVERSIZED_SHARE_IDLE: f64 = 0.99;
-/// Divisor of the main segment's bytes: a mostly empty extend dictionary above this size counts as
-/// loose. A smaller dictionary would soon be needed again.
+/// Divisor of the main segment's bytes: a mostly empty extend dictionary above this size makes the
+/// table loose. A smaller dictionary would soon be needed again.
 const OVERSIZED_EXTENSION_PART: u64 = 16;
 /// A table is worn when this share of misses continues past buckets that have a free slot. Without
 /// deletions the share is zero. In a table that was closed because it was full, one miss in nine
@@ -75,18 +78,18 @@ const OVERSIZED_EXTENSION_PART: u64 = 16;
 const STALE_MARK_SHARE: f64 = 0.15;
 /// Spilled tables of at most this many slots are not shrunk.
 const MIN_SHRUNK_SLOTS: u64 = 4096;
-/// Number of rows for which a table of ids far below all others is sized.
+/// Number of rows for which a table is sized if its ids are far below all others.
 const LOW_ID_TABLE_ROWS: u64 = 64;
-/// Maximum rows of joined neighbours in total. Their writers wait for the join, which takes at most
-/// a millisecond.
+/// Maximum total number of rows in tables that are joined. Writers to these tables wait for the
+/// join, which takes at most a millisecond.
 const MAX_JOINED_ROWS: u64 = 4096;
-/// The joined table must take at most this share of its predecessors' bytes.
+/// The joined table must use at most this share of the bytes of the tables that it replaces.
 const MAX_JOINED_SHARE: f64 = 0.75;
 /// Ratio of a joined table's slots to its rows, which leaves room for further rows.
 const JOINED_SLOTS_PER_ROW: f64 = 1.25;
 
 impl Rewrite {
-    /// Ends the rewrite. The old table is empty or has only retired rows.
+    /// Ends the rewrite. The old table must be empty or contain only retired rows.
     pub(crate) fn end(&self, space: &Space) {
         self.quota.end_loan();
         space.retired.lock().push(self.old.clone());
@@ -108,8 +111,8 @@ impl Space {
     }
 
     /// Performs one small step of background work, about a millisecond. Returns whether there was
-    /// any; if so, call it again. Any number of threads may call it. It affects only memory and
-    /// speed.
+    /// work; if so, the caller should call again. Any number of threads may call this function.
+    /// Background work affects only memory use and speed, never the contents of the space.
     pub fn maintain(&self) -> bool {
         let drained = self.drain_outliers() > 0;
         let advanced = self.frontier.should_advance(self.outliers.len()) && self.advance();
@@ -119,7 +122,7 @@ impl Space {
         self.rewrite_step(STEP_ROWS) || drained || advanced || retired || freed
     }
 
-    /// Frees replaced tables without readers. Returns whether it freed a table.
+    /// Frees replaced tables that have no more readers. Returns whether it freed a table.
     fn free_retired(&self) -> bool {
         let mut retired = self.retired.lock();
         // With a count of one, no other thread can obtain a reference.
@@ -130,8 +133,8 @@ impl Space {
         !free.is_empty()
     }
 
-    /// Whether the last background step was for a crowded table, whose writers wait. If not, the
-    /// caller should yield its processor after each step.
+    /// Whether the last background step was for a crowded table, whose writers wait for the
+    /// rewrite. If not, the caller should yield the processor after each step.
     pub fn has_waiters(&self) -> bool {
         self.has_waiters.load(Relaxed)
     }
@@ -141,12 +144,13 @@ impl Space {
     /// may be rewritten twice per interval.
     pub fn settle(&self) {
         self.ring.load().entries().iter().for_each(|entry| entry.table().settle());
-        // Deletions do not set `has_pending_work`; this finds the tables that they emptied.
+        // Deletions do not set `has_pending_work`, so set it here to find tables that deletions
+        // have emptied.
         self.has_pending_work.store(true, Relaxed);
     }
 
-    /// Performs a small rewrite step on behalf of a writer, unless another thread does or memory is
-    /// short.
+    /// Performs a small rewrite step on behalf of a writer, unless another thread performs one or
+    /// memory is short.
     pub(crate) fn help(&self) {
         if self.budget.used() < self.usage_at_refusal.load(Relaxed) {
             self.rewrite_step(ROWS_PER_HELP);
@@ -176,8 +180,8 @@ impl Space {
                     return true;
                 }
                 Ok(rewrite) => *rewriting = rewrite,
-                // There is no memory for the rewrite; the next call of [`Space::maintain`] with
-                // pending work retries it. The next event retries.
+                // There is no memory for the rewrite. The next call of [`Space::maintain`] that
+                // finds pending work retries the rewrite.
                 Err(_) => {
                     self.usage_at_refusal.store(self.budget.used(), Relaxed);
                     return false;
@@ -196,7 +200,8 @@ impl Space {
                 self.has_pending_work.store(true, Relaxed);
                 true
             }
-            // An unfinished rewrite is a valid state; it continues when there is memory.
+            // An unfinished rewrite is a valid state. The rewrite continues when memory is
+            // available.
             Err(_) => {
                 self.has_waiters.store(false, Relaxed);
                 false
@@ -206,9 +211,9 @@ impl Space {
 
     /// Starts the most useful rewrite, if any.
     fn begin_rewrite(&self) -> Result<Option<Rewrite>, Error> {
-        // Excludes rollovers. A rollover would close the newest table at the end of the replaced
-        // table's span. Ids between the two spans would have no table, and their writers would
-        // loop.
+        // Exclude rollovers. A rollover would close the newest table at the end of the replaced
+        // table's span. Ids between the spans of the old table and its replacement would have no
+        // table, and their writers would loop.
         let _rolling = self.rolling.lock();
         let tables = self.ring.load();
         let whole = || tables.entries().iter().filter(|entry| entry.drains().is_none());
@@ -231,14 +236,15 @@ impl Space {
             match self.replace(entry, &parts, reason) {
                 Ok(Some(rewrite)) => return Ok(Some(rewrite)),
                 Ok(None) => {}
-                // Another candidate may need less memory, or free some.
+                // Another candidate may need less memory, or may free memory.
                 Err(error) => refused = Some(error),
             }
         }
         refused.map_or(Ok(None), Err)
     }
 
-    /// Starts replacing a table by parts, each with its lowest id and sizing.
+    /// Starts replacing a table by several parts. Each part is given by its lowest id and its
+    /// sizing.
     fn replace(
         &self,
         entry: &Entry<Table>,
@@ -300,9 +306,9 @@ impl Space {
         Ok(())
     }
 
-    /// Joins one sequence of small neighbouring tables. Returns whether there was one. Schema
-    /// changes split tables, and spills empty them. The fixed bytes of such tables would dominate
-    /// in a space with a small limit. The caller holds `rewriting`.
+    /// Joins one sequence of small neighbouring tables. Returns whether there was such a sequence.
+    /// Schema changes split tables, and spills empty them. The fixed bytes of such tables would
+    /// dominate in a space with a small limit. The caller holds `rewriting`.
     fn join_small(&self) -> bool {
         let most = MAX_JOINED_ROWS.min(self.rows_per_table());
         let tables = self.ring.load_full();
@@ -332,7 +338,8 @@ impl Space {
         self.join(&run)
     }
 
-    /// Joins these neighbours if that saves enough and there is memory.
+    /// Joins these neighbours if joining saves enough memory and there is memory for the joined
+    /// table.
     fn join(&self, run: &[&Entry<Table>]) -> bool {
         let [first, .., end] = run else { return false };
         let (low, last) = (first.slot().low(), end.slot().last());
@@ -380,8 +387,9 @@ impl Space {
         if self.is_crowded(entry) {
             return Some(RewriteReason::Crowded);
         }
-        // Under the current schema every living field has bits. A value of a field without bits
-        // comes from a writer that had not seen the field dropped.
+        // In a table with the current schema, every field that is not dropped has inline bits. A
+        // value of a field without inline bits was written by a writer that had not yet seen the
+        // field dropped.
         (**table.schema() != *self.schema() || table.has_outside())
             .then_some(RewriteReason::OutdatedLayout)
     }
@@ -407,7 +415,7 @@ impl Space {
         self.tight_share(entry) < loose
     }
 
-    /// Returns the share of a table's bytes that a table sized for its rows would take.
+    /// Returns the share of a table's bytes that a replacement sized for its rows would need.
     fn tight_share(&self, entry: &Entry<Table>) -> f64 {
         let schema = self.schema();
         let tight: u64 = self
@@ -419,8 +427,8 @@ impl Space {
         tight as f64 / (main + if is_idle_extension(entry.table()) { extend } else { 0 }) as f64
     }
 
-    /// Whether a table of `rows` rows may waste memory: it is small, or the whole space fits in one
-    /// full table.
+    /// Whether a table of `rows` rows may waste memory, because the table is small or the whole
+    /// space fits in one full table.
     fn is_small(&self, rows: u64) -> bool {
         rows < SMALL_TABLE_ROWS || self.rows() <= self.rows_per_table()
     }
@@ -434,7 +442,7 @@ impl Space {
         let newest = self.is_open(entry);
         let whole = |rows| vec![(low, Sizing::new(&schema, low, last, rows))];
         if newest && (reason != RewriteReason::Crowded || self.rolls(entry)) {
-            // The table continues to fill at its previous size.
+            // The table will receive more rows, so keep at least its previous size.
             let rows = rows.max(table.roll_at());
             return vec![(low, Sizing::new(&schema, low, table.span().1.max(low), rows))];
         }
@@ -445,7 +453,8 @@ impl Space {
         let most = self.rows_per_table() as f64;
         let now = rows as f64;
         let target = match reason {
-            // At most a full table, so that the table is not loose once the space has grown.
+            // Size the replacement for at most a full table, so that it is not loose once the space
+            // has grown.
             RewriteReason::Crowded if self.is_small(rows) => {
                 (now * SMALL_GROWTH_FACTOR).min(most).max(now * GROWTH_FACTOR)
             }
@@ -466,7 +475,7 @@ impl Space {
         };
         let mut lows = vec![low];
         // In the first table of a space, most ids are close together, far above the lowest possible
-        // one. A separate small part covers the gap below.
+        // id. A separate small part covers the gap below.
         let start = first.saturating_sub((highest - first) / 16 + 1);
         if start > low && start - low > (end - start) / 2 {
             lows.push(start);
@@ -529,7 +538,7 @@ impl Space {
             return Ok(false);
         }
         if old.rows() > 0 {
-            // A writer is still changing a row, or failed to move one.
+            // A writer is still changing a row, or failed to move a row.
             rewrite.next_bucket = 0;
             return Ok(false);
         }
@@ -610,8 +619,8 @@ mod tests {
         assert!(found.iter().all(|f| *f) && values.chunks(2).all(|row| row[0] >= 1));
     }
 
-    /// A rewrite must not replace the newest table by one with a shorter span during a rollover.
-    /// Ids between the two spans would have no table, and their writers would loop.
+    /// During a rollover, a rewrite must not replace the newest table by a table with a shorter
+    /// span. Ids between the two spans would have no table, and their writers would loop.
     #[test]
     fn newest_table_is_not_replaced_during_a_roll() {
         let space = Space::new(Options::new(Schema::parse("a:12").unwrap())).unwrap();
@@ -625,7 +634,7 @@ mod tests {
         std::thread::scope(|s| {
             let rolling = space.rolling.lock();
             let rewrite = s.spawn(|| space.maintain());
-            // Gives a faulty rewrite time to start; a correct one is blocked.
+            // Give a faulty rewrite time to start; a correct rewrite is blocked.
             while !space.rewriting.is_locked() && !rewrite.is_finished() {
                 std::thread::yield_now();
             }
@@ -651,8 +660,8 @@ mod tests {
         assert!(matches!(space.set(7, &[(2, 5)]), Err(Error::NoField(_))));
     }
 
-    /// The newest table is replaced by one with a longer span after a writer has found no room for
-    /// its id.
+    /// After a writer has found no room for its id, the newest table is replaced by a table with a
+    /// longer span.
     #[test]
     fn no_table_is_opened_for_an_id_that_has_a_place_by_now() {
         let space = space_of("a:12", 1000);
@@ -761,8 +770,8 @@ mod tests {
         }
     }
 
-    /// Tables that a split, a spill or deletions left small are joined, but not across the start of
-    /// a file.
+    /// Tables that are small after a split, a spill or deletions are joined, but not across the
+    /// start of a file.
     #[test]
     fn small_neighbours_become_one_table() {
         for fences in [vec![], vec![60_000, 120_000]] {
@@ -870,7 +879,8 @@ mod tests {
     }
 
     /// A writer with the old schema stores a value of a field that was just dropped. The value is
-    /// harmless, but it makes every reader of fields without bits search the aux dictionary.
+    /// harmless, but while it exists, every reader of a field without inline bits must search the
+    /// aux dictionary.
     #[test]
     fn a_value_that_came_after_its_field_was_dropped_is_thrown_away() {
         let space = space_of("a:12 b:8", 1000);

@@ -8,15 +8,16 @@ use crate::key::{hash_by, seed_of};
 use crate::space::{Space, all_tables};
 use crate::table::Table;
 
-/// Bits of a cursor. With one bit for the disk and one byte for the space, it stays below 2^50, so
-/// clients may store it as a double.
+/// Bits of a cursor. Together with one bit for the disk and one byte for the space, a cursor stays
+/// below 2^50, so clients may store it as a double.
 pub const CURSOR_BITS: u32 = 41;
 /// Bits of the position; the bits above it name the table.
 pub const POSITION_BITS: u32 = 18;
 /// Maximum number of buckets that one call visits per requested row.
 const BUCKETS_PER_ROW: u64 = 16;
 
-/// Number of names per table; the alternatives are for names that collide with another table's.
+/// Number of names per table. A table whose name collides with the name of another table uses an
+/// alternative name.
 const NAMES: u64 = 4;
 
 /// Returns the name of a table with the given number: 23 bits, never 0.
@@ -37,7 +38,7 @@ pub fn position_shift(all: u64) -> u32 {
 }
 
 impl Space {
-    /// Passes ids to `f`, about `most` in total. Returns the cursor for the next call: below 2^41,
+    /// Passes about `most` ids to `f`. Returns the cursor for the next call, which is below 2^41,
     /// and 0 at the end. A scan starts with cursor 0.
     pub fn scan(&self, cursor: u64, most: u64, mut f: impl FnMut(u64)) -> u64 {
         let shape = self.shape.load_full();
@@ -67,7 +68,8 @@ impl Space {
                     let name = (0..NAMES)
                         .map(|turn| name_of(table, turn))
                         .find(|&name| named(&all, name) == Some(i));
-                    // If all names collide, which is very unlikely, the table is returned whole.
+                    // If all names collide, which is very unlikely, this call returns all rows of
+                    // the table.
                     if let Some(name) = name {
                         return name << POSITION_BITS | bucket >> shift;
                     }
@@ -102,7 +104,7 @@ impl Space {
         let first = usize::try_from(drawn % (all.len().max(1) as u64)).unwrap_or(0);
         for table in all[first..].iter().chain(&all[..first]) {
             let buckets = table.buckets();
-            // A table with rows has one within this many buckets.
+            // In a table with rows, one of this many consecutive buckets contains a row.
             for step in 0..buckets.min(1 << 16) {
                 let bucket = drawn.wrapping_add(step) % buckets;
                 table.visit(bucket, shape.living, width, &mut room, |id, _, _| {

@@ -1,12 +1,12 @@
-//! Schema: the counters of a row, their order, and the inline bits of each.
+//! A schema defines the counters of a row, their order, and the inline bits of each counter.
 //!
 //! A field keeps its *position* forever. Adding appends a position; dropping leaves a position that
 //! reads as 0. A row in an old table, a log record or an earlier parsed request therefore keeps its
 //! meaning under every later schema.
 //!
 //! The width is the number of bits stored *inside* the row, not a limit of the value. Values that
-//! do not fit (2^width - 1 and above, and negative ones) are stored exactly in the table's aux
-//! dictionary.
+//! do not fit (negative values, and values of at least 2^width - 1) are stored exactly in the
+//! table's aux dictionary.
 //!
 //! *Declared bounds*, such as `stock:20{0..}`, do limit the values; every write enforces them. See
 //! [`FieldBounds`].
@@ -50,10 +50,10 @@ impl Field {
         Ok(Field { name: name.to_owned(), width, bounds, dropped: false })
     }
 
-    /// Returns `old + delta` within the declared bounds and those of the command.
+    /// Returns `old + delta`, limited by the declared bounds and by the bounds of the command.
     pub(crate) fn add(&self, asked: &Bounds, old: i64, delta: i64) -> Result<i64, Error> {
         let delta = match asked.add(old, delta) {
-            // Cannot overflow: the difference is between 0 and delta.
+            // This cannot overflow, because the difference is between 0 and `delta`.
             Ok(sum) => sum - old,
             // The declared bounds may still stop the sum at a representable value.
             Err(Error::Overflow) => delta,
@@ -62,8 +62,8 @@ impl Field {
         self.bounds.0.add(old, delta).map_err(|error| self.named(error))
     }
 
-    /// Returns the value after setting the field to `value`: saturated, or refused if outside the
-    /// bounds.
+    /// Returns the value that is stored when the field is set to `value`. A value outside the
+    /// bounds is saturated or refused.
     pub fn set(&self, value: i64) -> Result<i64, Error> {
         let Bounds { min, max, saturate } = self.bounds.0;
         let within = value.max(min.unwrap_or(i64::MIN)).min(max.unwrap_or(i64::MAX));
@@ -90,9 +90,9 @@ impl fmt::Display for Field {
 
 /// Lowest and highest value that a write may store; unbounded by default.
 ///
-/// The bounds must include 0, the value of fields that were never written. A value that was outside
-/// when the bounds were declared stays until it is written; writes may only move it towards the
-/// bounds.
+/// The bounds must include 0, the value of fields that were never written. If a value was outside
+/// the bounds when they were declared, it remains until the next write; writes may only move it
+/// towards the bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FieldBounds(Bounds);
 
@@ -158,21 +158,21 @@ pub struct Schema {
 pub enum Alteration {
     /// Adds a field at the next free position, with 0 in every row.
     Add {
-        /// Name; no living field may have it.
+        /// Name of the field; must differ from the names of all existing fields.
         name: String,
         /// Inline bits, 1..=64.
         width: u8,
         /// Range of values that may be written.
         bounds: FieldBounds,
     },
-    /// Changes the bounds of a field for future writes; stored values stay.
+    /// Changes the bounds of a field for future writes. Stored values do not change.
     Bound {
         /// Name of the field.
         name: String,
         /// New bounds.
         bounds: FieldBounds,
     },
-    /// Changes the width of a field, up or down; values stay.
+    /// Changes the width of a field, up or down. Values do not change.
     Widen {
         /// Name of the field.
         name: String,
@@ -236,7 +236,7 @@ impl Schema {
         }
     }
 
-    /// Fields by position, dropped ones included.
+    /// Returns the fields by position, including dropped fields.
     pub fn fields(&self) -> &[Field] {
         &self.fields
     }
@@ -251,12 +251,12 @@ impl Schema {
         self.fields.len()
     }
 
-    /// Returns the position of a living field.
+    /// Returns the position of the field with this name, unless the field was dropped.
     pub fn index_of(&self, name: &[u8]) -> Option<usize> {
         self.fields.iter().position(|f| !f.dropped && f.name.as_bytes() == name)
     }
 
-    /// Inline bits of all living fields.
+    /// Returns the number of inline bits of all fields that are not dropped.
     pub fn row_bits(&self) -> u32 {
         self.living().map(|(_, f)| u32::from(f.width)).sum()
     }

@@ -19,8 +19,8 @@ pub(crate) struct Sizing {
 }
 
 impl Sizing {
-    /// Sizes a table for `rows` rows at the fill at which it is closed, covering at least
-    /// `base..=last`.
+    /// Sizes a table that covers at least `base..=last` and holds `rows` rows at the load factor at
+    /// which it is closed.
     pub(crate) fn new(schema: &Schema, base: u64, last: u64, rows: u64) -> Sizing {
         let span = u128::from(last - base) + 1;
         let mut bits = MIN_REMAINDER_BITS;
@@ -35,7 +35,8 @@ impl Sizing {
         }
     }
 
-    /// Rounds up the buckets to whole huge pages, if they take at least one.
+    /// Rounds the number of buckets up to whole huge pages, if the buckets fill at least one huge
+    /// page.
     pub(crate) fn in_whole_pages(self, schema: &Schema) -> Sizing {
         let bucket = Layout::new(schema, self.remainder_bits).words as u64 * 8;
         if self.bytes(schema) < rolling::HUGE_PAGE_BYTES as u64 {
@@ -49,13 +50,13 @@ impl Sizing {
     }
 
     /// Reduces `rows`, for which this table was sized, to the number that fits in whole huge pages.
-    /// One huge page is the minimum.
+    /// The result is at least the number of rows in one huge page.
     pub(crate) fn rows_of_whole_pages(&self, schema: &Schema, rows: u64) -> u64 {
         let (bytes, page) = (self.bytes(schema), rolling::HUGE_PAGE_BYTES as u64);
         if bytes <= page {
             return rows;
         }
-        // Subtracts half a percent, because the number of buckets is rounded up to a prime.
+        // Subtract half a percent, because the number of buckets is rounded up to a prime.
         (rows as f64 * (bytes / page * page) as f64 / bytes as f64 * 0.995) as u64
     }
 
@@ -112,7 +113,8 @@ mod tests {
                     >= rows as f64 - 1.0
             );
         }
-        // A million posts in one of 4,096 ids take about 64 bits per row in total.
+        // For a million posts whose ids are 4,096 apart on average, a row takes about 64 bits in
+        // total.
         let sizing = Sizing::new(&schema, 1 << 50, (1 << 50) + (1 << 32) - 1, 1 << 20);
         assert!(
             sizing.bytes(&schema) < (1 << 20) * 19 / 2,

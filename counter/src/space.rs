@@ -1,4 +1,4 @@
-//! A counter space: ring of tables, outliers, schema and memory budget.
+//! A counter space: a ring of tables, the outliers, the schema and a memory budget.
 //!
 //! ```text
 //!   id --> outliers (ids far above all others)             exact, normally empty
@@ -25,14 +25,15 @@ use rolling::{Frontier, Outliers, Ring, Slot, Tables};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, OnceLock};
 
-/// Rows of a new space's first table.
+/// Number of rows for which the first table of a new space is sized.
 pub(crate) const FIRST_ROWS: u64 = 1024;
 /// Maximum ratio of a new table's rows to the rows of the table below it.
 pub(crate) const MAX_TABLE_GROWTH: u64 = 4;
-/// Divisor of the space's rows: a new table is sized for at most this part of them, or for
-/// [`MIN_STEP_ROWS`] if that is more.
+/// Divisor of the number of rows in the space: a new table is sized for at most the quotient, or
+/// for [`MIN_STEP_ROWS`] if that is more.
 pub(crate) const MAX_TABLE_PART: u64 = 8;
-/// Lower bound of that limit: about one huge page of rows.
+/// Lower bound of the limit that [`MAX_TABLE_PART`] determines: about as many rows as fit in one
+/// huge page.
 pub(crate) const MIN_STEP_ROWS: u64 = 1 << 18;
 
 /// Upper bound of [`Options::rows_per_table`].
@@ -50,11 +51,11 @@ pub struct Options {
     /// with [`Error::Full`]. Replacing a table by a smaller one may exceed the limit by the size of
     /// the new table. Default 16 GiB.
     pub memory_limit_bytes: u64,
-    /// Maximum distance of a new id above the highest one. Default: unlimited.
+    /// Maximum distance of a new id above the highest existing id. Default: unlimited.
     pub max_ahead: Option<u64>,
-    /// Number of outliers at which they get tables even if their ids are far apart. A group of
-    /// nearby outliers gets a table at a sixteenth of this number of rows or writes, or at 4,096 if
-    /// that is less. 0 counts as 1. Default 65,536.
+    /// Number of outliers at which they are moved into tables even if their ids are far apart. A
+    /// group of nearby outliers is moved into a table at a sixteenth of this number of rows or
+    /// writes, or at 4,096 if that is less. 0 counts as 1. Default 65,536.
     pub max_aside: usize,
     /// Key of the table hashes, so that clients cannot choose colliding ids. Kept in memory only.
     /// Default 0.
@@ -82,7 +83,7 @@ pub(crate) struct OutlierRow {
     /// Number of writes, for opening the first range of the frontier.
     pub(crate) writes: u32,
     /// Reservation of the row, moved to the next version on a write. Only the current version is
-    /// accounted; an older one lives as long as a reader uses it.
+    /// accounted. An older version is kept as long as a reader uses it.
     reservation: Mutex<Reservation>,
 }
 
@@ -121,7 +122,7 @@ pub(crate) struct Shape {
     pub(crate) schema: Arc<Schema>,
     /// Bitmap of the positions that are not dropped.
     pub(crate) living: u64,
-    /// Bitmap of the living positions with declared bounds.
+    /// Bitmap of the positions that are not dropped and have declared bounds.
     pub(crate) bounded: u64,
 }
 
@@ -133,7 +134,7 @@ impl Shape {
         Arc::new(Shape { schema: Arc::new(schema), living, bounded })
     }
 
-    /// Bitmap of the living positions without declared bounds.
+    /// Bitmap of the positions that are not dropped and have no declared bounds.
     fn plain(&self) -> u64 {
         self.living & !self.bounded
     }
@@ -142,7 +143,8 @@ impl Shape {
 /// A set of rows with one schema. All methods may be called from any thread.
 pub struct Space {
     pub(crate) shape: ArcSwap<Shape>,
-    /// Copy of [`Shape::plain`]: a write whose fields are all in it needs no further check.
+    /// Copy of [`Shape::plain`]. A write whose fields are all in this bitmap needs no further
+    /// check.
     pub(crate) plain: AtomicU64,
     pub(crate) ring: Ring<Table>,
     pub(crate) frontier: Frontier,
@@ -153,21 +155,21 @@ pub struct Space {
     pub(crate) rows_per_table: AtomicU64,
     pub(crate) max_aside: usize,
     seed: u64,
-    /// Number of tables created; each one gets its own seed.
+    /// Number of tables created so far. The number determines the seed of the next table.
     tables_made: AtomicU64,
     /// Held while a table is opened.
     pub(crate) rolling: Mutex<()>,
     /// Rewrite in progress. Held during background work.
     pub(crate) rewriting: Mutex<Option<Rewrite>>,
-    /// Replaced tables, retained until no reader references them, so that no reader has to unmap
-    /// one.
+    /// Replaced tables, retained until no reader references them, so that no reader has to unmap a
+    /// table.
     pub(crate) retired: Mutex<Vec<Arc<Slot<Table>>>>,
     /// Whether the last background step was for a crowded table.
     pub(crate) has_waiters: AtomicBool,
     /// Whether background work may be pending.
     pub(crate) has_pending_work: AtomicBool,
     /// Bytes in use when a rewrite was last refused memory. Writers do not help with rewrites until
-    /// usage falls below this.
+    /// usage falls below this value.
     pub(crate) usage_at_refusal: AtomicU64,
     /// Serialises schema changes.
     altering: Mutex<()>,
@@ -180,7 +182,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// Creates an empty space, which takes a few dozen KiB.
+    /// Creates an empty space, which uses a few dozen KiB.
     pub fn new(options: Options) -> Result<Space, Error> {
         let budget = Budget::new(options.memory_limit_bytes);
         let shape = Shape::new(options.schema);
@@ -235,7 +237,8 @@ impl Space {
         self.shape.load().schema.clone()
     }
 
-    /// Returns the position of a living field, if one has this name.
+    /// Returns the position of the field with this name, or `None` if there is none or it was
+    /// dropped.
     #[inline]
     pub fn index_of(&self, name: &[u8]) -> Option<usize> {
         self.shape.load().schema.index_of(name)
@@ -264,8 +267,8 @@ impl Space {
         self.has_pending_work.store(true, Relaxed);
     }
 
-    /// Adopts a schema from a log or a snapshot if it is newer than the current one. An older one
-    /// has no effect, so replay may start at any point.
+    /// Adopts a schema from a log or a snapshot if it is newer than the current one. An older
+    /// schema has no effect, so replay may start at any point.
     pub fn adopt(&self, told: &Schema) -> Result<(), Error> {
         let _altering = self.altering.lock();
         let ours = self.schema();
@@ -295,7 +298,7 @@ impl Space {
     }
 
     /// Bytes in use: tables, extend and aux dictionaries, outliers and tombstones. Mapped memory
-    /// counts whether it is touched or not.
+    /// counts even if it has never been touched.
     pub fn memory_bytes(&self) -> u64 {
         self.budget.used()
     }
@@ -310,19 +313,20 @@ impl Space {
         self.budget.refused()
     }
 
-    /// Changes the memory limit; existing rows stay. Recovery raises it so that every logged write
-    /// is accepted again.
+    /// Changes the memory limit; existing rows are kept. Recovery raises the limit so that every
+    /// logged write is accepted again.
     pub fn set_memory_limit_bytes(&self, limit: u64) {
         self.budget.set_limit(limit);
     }
 
-    /// Changes the rows per table of future tables, and the largest accepted distance of an id.
+    /// Changes [`Options::rows_per_table`] for future tables, and [`Options::max_ahead`].
     pub fn set_limits(&self, rows_per_table: u64, max_ahead: Option<u64>) {
         self.rows_per_table.store(rows_per_table.clamp(1, MAX_ROWS_PER_TABLE), Relaxed);
         self.frontier.set_limits(max_ahead, self.max_aside);
     }
 
-    /// Returns position and definition of a living field.
+    /// Returns the position and the definition of the field with this name, unless the field was
+    /// dropped.
     pub fn field(&self, name: &[u8]) -> Result<(usize, Field), Error> {
         let schema = self.schema();
         let at = schema

@@ -9,7 +9,7 @@ use rolling::Tables;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Buckets per table sampled for probe lengths.
+/// Number of buckets per table that are sampled for probe lengths.
 const SAMPLED_BUCKETS: u64 = 512;
 /// Number of attempts to read all figures from one unchanged list of tables.
 const MAX_ATTEMPTS: usize = 10;
@@ -25,16 +25,17 @@ pub struct TableStats {
     pub rows: u64,
     /// Slots of the main segment.
     pub capacity: u64,
-    /// Rows per slot of the main segment.
+    /// Load factor: rows per slot of the main segment.
     pub fill: f64,
-    /// Mean number of buckets that a hit touches, from a sample.
+    /// Mean number of buckets that a lookup of an existing row reads, from a sample.
     pub probes_mean: f64,
-    /// 99th percentile of the buckets that a hit touches.
+    /// 99th percentile of the number of buckets that a lookup of an existing row reads.
     pub probes_p99: u64,
-    /// Maximum number of buckets that a hit touches. A row in the extend dictionary counts one more
-    /// than the number of probes.
+    /// Maximum number of buckets that a lookup of an existing row reads. A row in the extend
+    /// dictionary counts as one more than the maximum number of probes.
     pub probes_max: u64,
-    /// Share of misses that continue past a bucket: a miss touches 1 / (1 - `past_share`) buckets.
+    /// Share of misses that continue past a bucket. On average, a miss reads 1 / (1 - `past_share`)
+    /// buckets.
     pub past_share: f64,
     /// Rows of the extend dictionary.
     pub extend_rows: u64,
@@ -56,9 +57,11 @@ pub struct TableStats {
     pub bucket_slots: usize,
     /// Schema of the table's layout.
     pub schema: String,
-    /// Rows of the table that this one drains. Only the first of several parts counts them.
+    /// Number of rows in the table that is being drained into this one. If several tables replace
+    /// that table, only the first counts its rows.
     pub draining_rows: u64,
-    /// Bytes of the table that this one drains. Only the first of several parts counts them.
+    /// Bytes of the table that is being drained into this one. If several tables replace that
+    /// table, only the first counts its bytes.
     pub draining_bytes: u64,
 }
 
@@ -73,8 +76,8 @@ pub struct RangeStats {
     pub rows: u64,
     /// Bytes of memory.
     pub bytes: u64,
-    /// Whether new ids arrive in this range: it is the newest one, or the last table of a separate
-    /// range of ids. The table of such a range is not spilled.
+    /// Whether new ids arrive in this range, because it belongs to the newest table or to the last
+    /// table of a separate range of ids. The table of such a range is not spilled.
     pub open: bool,
 }
 
@@ -90,12 +93,13 @@ pub struct OutlierRange {
 }
 
 impl Space {
-    /// Returns statistics of all tables, oldest first. Samples some hundred buckets per table.
+    /// Returns statistics of all tables, oldest first. Samples a few hundred buckets per table.
     pub fn tables(&self) -> Vec<TableStats> {
         let mut tables = self.ring.load_full();
         let mut stats = stats_of(&tables);
-        // A rewrite that begins during the sampling moves rows out of a table, so its figures are
-        // stale. After the last attempt, the figures may not be from a single moment.
+        // A rewrite that begins during the sampling moves rows out of a table, so the figures of
+        // that table are stale. After the last attempt, the figures may not be from a single
+        // moment.
         for _ in 0..MAX_ATTEMPTS {
             let now = self.ring.load_full();
             if Arc::ptr_eq(&now, &tables) {
@@ -120,7 +124,8 @@ impl Space {
         (bytes / rows + aux_bits / 8.0).ceil() as u64
     }
 
-    /// Returns the id ranges of all tables, oldest first. Cheap enough to call often.
+    /// Returns the id ranges of all tables, oldest first. This function is cheap enough to call
+    /// often.
     pub fn ranges(&self) -> Vec<RangeStats> {
         let tables = self.ring.load();
         let mut before = std::ptr::null();
@@ -151,7 +156,7 @@ impl Space {
         self.outliers.len() as u64
     }
 
-    /// Lower bound of the bytes of the outlier rows: excludes their values.
+    /// Lower bound of the memory of the outlier rows, in bytes; excludes their values.
     pub fn outlier_bytes(&self) -> u64 {
         self.outlier_rows() * OutlierRow::bytes(0)
     }
@@ -204,7 +209,7 @@ impl Table {
             past += self.past_share(number);
             self.visit(number, 0, 0, &mut room, |_, probe, _| histogram[probe as usize] += 1);
         }
-        // Scaled to the sampled share of the buckets.
+        // Scale the rows of the extend dictionary to the sampled share of the buckets.
         histogram[PROBES as usize] = (extend_rows * sampled).div_ceil(main);
         let total: u64 = histogram.iter().sum();
         let sum: u64 = (1..).zip(&histogram).map(|(probes, n)| probes * n).sum();

@@ -1,4 +1,4 @@
-//! Atomics of the bucket protocol: those of std, or those of loom, which explores every
+//! Atomic types of the bucket protocol, from std or from loom. Tests with loom explore every
 //! interleaving (`RUSTFLAGS="--cfg loom" cargo test -p counter --release`).
 
 #[cfg(not(loom))]

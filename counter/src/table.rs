@@ -1,4 +1,4 @@
-//! One table: the rows of one id range.
+//! A table stores the rows of one id range.
 //!
 //! ```text
 //!   main     segment 0: the buckets that the table was opened with
@@ -11,15 +11,16 @@
 //! buckets carry its overflow mark.
 //!
 //! Invariants:
-//! - **T1** A row keeps its slot until it is deleted. A *position* therefore identifies it, and no
-//!   reader misses it.
+//! - **T1** A row keeps its slot until it is deleted. A *position* therefore identifies the row,
+//!   and no reader misses the row.
 //! - **T2** The caller serialises the writes of one key (by the ring's stripe). Writes of different
 //!   keys run concurrently.
-//! - **T3** A field has an aux entry exactly if its code is the escape, or if it is non-zero and
-//!   has no bits in this table. Code and entry change under the lock of the row's bucket.
+//! - **T3** A field has an aux entry exactly if its code is the escape, or if its value is non-zero
+//!   and the field has no inline bits in this table. Code and entry change under the lock of the
+//!   row's bucket.
 //! - **T4** A failed write changes nothing.
 //!
-//! Long: all methods need the private segments of one table.
+//! Long: the methods are in one file because all of them use the private segments of a table.
 
 use crate::Error;
 use crate::aux_dictionary::{Aux, Shard};
@@ -39,7 +40,7 @@ use std::sync::{Arc, OnceLock};
 const SEGMENTS: usize = 17;
 /// Divisor of the main segment's slots for the size of the first extension.
 const EXTEND_SHARE: u64 = 256;
-/// Buckets that [`Table::has_stale_marks`] samples.
+/// Number of buckets that [`Table::has_stale_marks`] samples.
 const WEAR_BUCKETS: u64 = 512;
 
 /// Location of a row.
@@ -68,10 +69,10 @@ pub(crate) struct Table {
     /// space opens the next one if ids arrive in order. Otherwise the table must grow.
     high: AtomicU64,
     ascending_inserts: AtomicU64,
-    /// Rows at the last [`Table::review`], plus one.
+    /// Number of rows at the last [`Table::review`], plus one.
     reviewed_rows: AtomicU64,
-    /// Insertions plus deletions at the last [`Table::settle`], plus one, and the idle flag that it
-    /// has set.
+    /// Number of insertions plus deletions at the last [`Table::settle`], plus one. `is_idle`: the
+    /// flag that [`Table::settle`] sets.
     changes_at_idle_check: AtomicU64,
     is_idle: AtomicBool,
 }
@@ -185,7 +186,7 @@ impl Table {
         self.seed
     }
 
-    /// Hash of an id for the choice of an aux shard.
+    /// Hash of an id that selects an aux shard.
     #[inline(always)]
     fn hash(&self, id: u64) -> u64 {
         hash_by(self.seed, id)
@@ -233,7 +234,7 @@ impl Table {
         &self.main().layout
     }
 
-    /// Rows at which the table is closed.
+    /// Number of rows at which the table is closed.
     pub(crate) fn roll_at(&self) -> u64 {
         (self.slots() as f64 * self.layout().roll_fill()) as u64
     }
@@ -247,7 +248,7 @@ impl Table {
         self.high.load(Relaxed)
     }
 
-    /// Whether all segments exist. A row that finds no slot then needs a rewrite.
+    /// Whether all segments exist. If so, a row that finds no slot needs a rewrite of the table.
     pub(crate) fn has_all_segments(&self) -> bool {
         self.segment(SEGMENTS - 1).is_some()
     }
@@ -275,7 +276,7 @@ impl Table {
         self.extend().map(Buckets::bytes).sum()
     }
 
-    /// Whether any field without bits in this table has a value.
+    /// Whether any field without inline bits in this table has a value.
     pub(crate) fn has_outside(&self) -> bool {
         self.aux.has_outside()
     }
@@ -317,12 +318,12 @@ impl Table {
         self.deleted_at_sample.store(deleted, Relaxed);
         let buckets = self.main_buckets();
         let sampled = buckets.min(WEAR_BUCKETS);
-        // A bucket that never filled up has no marks; a full one may need its marks.
+        // A bucket that was never full has no marks; a bucket that is full may need its marks.
         let free = |bucket: &Bucket<'_>| bucket.free_slot().is_some();
         let looked = (0..sampled).map(|i| self.main().bucket(i * buckets / sampled)).filter(free);
         let (looked, marks) =
             looked.fold((0, 0), |(n, marks), bucket| (n + 1, marks + bucket.head().marks()));
-        // Too few such buckets are not a significant sample.
+        // If there are too few such buckets, the sample is not significant.
         looked >= sampled / 16
             && f64::from(marks) > most * f64::from(OVERFLOW_MARKS) * looked as f64
     }
@@ -383,7 +384,8 @@ impl Table {
         }
     }
 
-    /// Returns the row in a slot of the main segment, for a reader that has found it.
+    /// Returns the row in a slot of the main segment, for a reader that has already located the
+    /// row.
     #[inline(always)]
     pub(crate) fn row_in<'a>(
         &'a self,
@@ -664,7 +666,7 @@ impl Table {
                 index -= b.keys.buckets();
                 continue;
             }
-            // Each row takes two numbers, then its values.
+            // In the buffer, each row consists of two numbers followed by its values.
             b.bucket(index).read(|bucket| {
                 room.clear();
                 for slot in 0..b.layout.slots {

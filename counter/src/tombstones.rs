@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 /// Deleted ids and the epoch of their deletion. See D2 in `cold.rs`.
 pub(crate) struct Tombstones {
-    /// Locked for a few tombstones at a time, because readers use the lock as well.
+    /// The lock is held for a few tombstones at a time, because readers need it as well.
     deleted_ids: RwLock<DeletedIds>,
     len: AtomicUsize,
     epoch: AtomicU64,
@@ -21,7 +21,7 @@ struct DeletedIds {
 
 /// Accounted bytes of a tombstone: two numbers and a share of tree nodes that are two thirds full.
 pub(crate) const TOMBSTONE_BYTES: u64 = 40;
-/// Tombstones visited per lock.
+/// Number of tombstones that are visited before the lock is released.
 const TOMBSTONES_PER_LOCK: usize = 64;
 
 impl Tombstones {
@@ -48,8 +48,8 @@ impl Tombstones {
         self.len.load(SeqCst) > 0 && self.deleted_ids.read().ids.contains_key(&id)
     }
 
-    /// Adds a tombstone. A deletion is never refused, so the bytes are charged even beyond the
-    /// limit.
+    /// Adds a tombstone. A deletion is never refused, so the bytes are charged even if usage then
+    /// exceeds the limit.
     pub(crate) fn add(&self, id: u64, budget: &Arc<Budget>) {
         let deleted_ids = &mut *self.deleted_ids.write();
         deleted_ids.ids.insert(id, self.epoch.load(SeqCst));
@@ -81,7 +81,7 @@ impl Tombstones {
         for ids in deleted_ids.chunks(TOMBSTONES_PER_LOCK) {
             let deleted_ids = &mut *self.deleted_ids.write();
             for id in ids {
-                // The id may have been deleted again since.
+                // The id may have been deleted again in the meantime.
                 if deleted_ids.ids.get(id).is_some_and(|&epoch| epoch <= up_to) {
                     deleted_ids.ids.remove(id);
                 }

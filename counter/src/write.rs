@@ -6,7 +6,8 @@
 //! next one. This takes microseconds, because the memory of the new table is mapped but not
 //! touched.
 //!
-//! Long: all kinds of writes share the choice of the table and the handling of refusals.
+//! Long: the writes are in one file because all of them share the code that chooses the table and
+//! handles refusals.
 
 use crate::Error;
 use crate::budget::Quota;
@@ -26,14 +27,14 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Number of writes after which a space opens its first range even for fewer than 64 ids.
 const FIRST_RANGE_WRITES: usize = 4096;
-/// Maximum number of outliers that a writer moves into tables itself. If there are more,
+/// Maximum number of outliers that a writer moves into tables itself. If there are more outliers,
 /// [`Space::maintain`] moves them.
 const MAX_MOVED_BY_WRITER: usize = 8192;
 /// Maximum number of outliers that a writer moves when its write would otherwise fail. Moving them
-/// takes some milliseconds.
+/// takes a few milliseconds.
 const MAX_MOVED_FOR_ROOM: usize = 1 << 16;
-/// Divisor of the memory limit: outliers that use a larger share get tables even if their ids are
-/// far apart.
+/// Divisor of the memory limit. Outliers that use a larger share of the limit are moved into tables
+/// even if their ids are far apart.
 const OUTLIER_PART: u64 = 8;
 /// Number of extension segments at which a writer helps with background work.
 const MIN_EXTENSIONS_FOR_HELP: usize = 3;
@@ -43,10 +44,10 @@ const MIN_EXTENSIONS_FOR_HELP: usize = 3;
 const MAX_DIRECT_CHANGES: usize = 16;
 
 /// Span of a table opened for an id beyond the expected span, as a multiple of the id's distance.
-/// Costs two or three bits per row.
+/// The larger span costs two or three bits per row.
 const JUMP_SPAN_FACTOR: u64 = 6;
 
-/// Reason why a table did not perform a write.
+/// Reason why a write to a table was not performed.
 enum TableWriteError {
     Error(Error),
     /// The table that starts at this id cannot store the id; another table must be opened.
@@ -61,7 +62,7 @@ impl From<Error> for TableWriteError {
     }
 }
 
-/// Returns each changed field once, with its final value. `sums` has one value per change.
+/// Returns each changed field once, with its final value. `sums` contains one value per change.
 fn last_of_each<'a>(
     changes: &'a [Change],
     sums: &'a [i64],
@@ -93,7 +94,7 @@ impl Space {
         out: &mut Vec<i64>,
     ) -> Result<(), Error> {
         let declared = self.check(changes.iter().map(|c| c.field))?;
-        // Computes the new values into `out`.
+        // Compute the new values into `out`.
         let sums = |old: &dyn Fn(usize) -> i64, out: &mut Vec<i64>| {
             out.clear();
             for (i, change) in changes.iter().enumerate() {
@@ -120,8 +121,8 @@ impl Space {
                     }
                     None => sums(&|_| 0, out)?,
                 };
-                // Stores only the last value of each field, to bound the time under the bucket lock
-                // and the reserved memory.
+                // Store only the last value of each field, to limit the reserved memory and the
+                // time for which the bucket is locked.
                 let cells = last_of_each(changes, out);
                 if changes.len() <= MAX_DIRECT_CHANGES {
                     table.store(id, at, cells)
@@ -215,7 +216,7 @@ impl Space {
                     ColdLookup::ToFetch => return Err(ToFetch),
                 }
             }
-            // Hides the cold row before the row in memory disappears (D2).
+            // Hide the cold row before the row in memory disappears (D2).
             self.tombstones.add(id, &self.budget);
         }
         if let Some((table, at)) = found() {
@@ -227,8 +228,8 @@ impl Space {
     /// Replaces a row, or deletes it if `row` is `None`, for replay. Missing values become 0, and
     /// values at dropped positions are ignored.
     ///
-    /// Idempotent, and independent of the order between ids. Limits on outliers do not apply,
-    /// because the log contains only accepted writes.
+    /// The operation is idempotent, and the order of writes to different ids does not matter.
+    /// Limits on outliers do not apply, because the log contains only accepted writes.
     pub fn put(&self, id: u64, row: Option<&[i64]>) -> Result<(), Error> {
         let Some(row) = row else {
             self.delete_as(WriteOrigin::Log, id)?;
@@ -254,7 +255,7 @@ impl Space {
         )
     }
 
-    /// Applies the declared bounds: saturates values or refuses them.
+    /// Applies the declared bounds: saturates or refuses values outside the bounds.
     pub fn within_bounds<'a>(
         &self,
         cells: &'a [(usize, i64)],
@@ -302,7 +303,8 @@ impl Space {
     }
 
     /// Writes for a client. `inside` performs the write in a table; `ahead` returns the new cells
-    /// of an outlier row. Both receive `state` and may run several times; only the last run counts.
+    /// of an outlier row. Both receive `state` and may run several times; only the result of the
+    /// last run is used.
     fn write<S>(
         &self,
         id: u64,
@@ -312,7 +314,7 @@ impl Space {
     ) -> Result<(), Error> {
         loop {
             let result = self.write_as(WriteOrigin::Client, id, state, &mut inside, &mut ahead);
-            // Writers may outrun the thread that opens ranges.
+            // Writers may be faster than the background thread that opens ranges.
             let is_full = matches!(result, Err(Error::Full { .. } | Error::TooManyOutliers { .. }));
             let may_advance = || {
                 let waiting = self.outliers.len();
@@ -367,7 +369,7 @@ impl Space {
         })
     }
 
-    /// Refuses a new outlier if the existing ones use too much memory: half of the limit, or a
+    /// Refuses a new outlier if the existing outliers use too much memory: half of the limit, or a
     /// quarter for ids that no table can take. An id below [`UPPER_HALF_START`] is always accepted
     /// while the outliers below [`UPPER_HALF_START`] use at most a quarter, since the limit may
     /// have been lowered. The remaining memory suffices for a new range.
@@ -395,7 +397,8 @@ impl Space {
     ) -> Result<(), Error> {
         loop {
             let written = self.ring.write(id, hash_of(id), |entry| {
-                // Checked under the stripe, since [`Space::retire_below`] waits for all stripes.
+                // Check while holding the stripe lock, because [`Space::retire_below`] waits for
+                // all stripes.
                 if id < self.horizon() {
                     return self
                         .refuse_retired(origin)
@@ -415,7 +418,7 @@ impl Space {
                     }
                     *outliers = None;
                 }
-                // A log record contains the whole row.
+                // Replay needs no cold values, because a log record contains the whole row.
                 if origin == WriteOrigin::Client
                     && id < self.cold_end()
                     && table.locate(id).is_none()
@@ -445,7 +448,7 @@ impl Space {
         }
     }
 
-    /// Skips a replayed write to a retired row; refuses any other.
+    /// Skips a replayed write to a retired row, and refuses any other write to a retired row.
     #[cold]
     fn refuse_retired(&self, origin: WriteOrigin) -> Result<(), Error> {
         match origin {
@@ -473,8 +476,8 @@ impl Space {
         Ok(())
     }
 
-    /// Returns the table for a write of `id`. Moves the row there first if the entry drains another
-    /// table.
+    /// Returns the table for a write of `id`. If the entry drains another table, first moves the
+    /// row into the new table.
     fn table_for<'a>(
         &self,
         entry: &'a Entry<Table>,
@@ -500,8 +503,8 @@ impl Space {
         Ok(())
     }
 
-    /// Copies a row to a table that lacks it, and returns its location in the old table. No writer
-    /// may be in the row.
+    /// Copies a row to a table that lacks it, and returns the row's location in the old table. No
+    /// other thread may write the row during the call.
     pub(crate) fn copy_row(
         &self,
         id: u64,
@@ -534,7 +537,8 @@ impl Space {
 
     fn do_maintenance(&self, due: DueMaintenance) {
         match due {
-            // Without memory for another table, this one accepts rows until it is full.
+            // If there is no memory for another table, this table accepts rows until all of its
+            // segments are full.
             DueMaintenance::Roll(low) => drop(self.roll_full(low)),
             DueMaintenance::Crowded(extensions) => {
                 self.has_pending_work.store(true, Relaxed);
@@ -545,7 +549,7 @@ impl Space {
         }
     }
 
-    /// Opens a table above the full one that starts at `low`.
+    /// Opens a table above the full table that starts at `low`.
     fn roll_full(&self, low: u64) -> Result<(), Error> {
         let Some(_rolling) = self.rolling.try_lock() else { return Ok(()) };
         self.open_above(low, None)
@@ -574,8 +578,8 @@ impl Space {
         self.open_above(low, Some(id))
     }
 
-    /// Opens a table above the one that starts at `low`, within its range. The caller holds
-    /// `rolling`.
+    /// Opens a table above the table that starts at `low`, within the range of that table. The
+    /// caller holds `rolling`.
     fn open_above(&self, low: u64, id: Option<u64>) -> Result<(), Error> {
         let tables = self.ring.load();
         let Some(entry) = tables.find(low).filter(|entry| entry.slot().low() == low) else {
@@ -587,8 +591,9 @@ impl Space {
         let sample = table.sample(1024);
         let gap = sizing::gap(&sample, table.rows());
         let sized = |rows: u64| {
-            // Adds 50 % to the expected span, since traffic varies. An id beyond the expected span
-            // gets a much larger span: ids may arrive in clusters larger than a small table.
+            // Add 50 % to the expected span, because traffic varies. For an id beyond the expected
+            // span, choose a much larger span, because ids may arrive in clusters larger than a
+            // small table.
             let expected =
                 (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
             let jump = id.map_or(0, |id| id - base);
@@ -624,8 +629,8 @@ impl Space {
         grown.min((self.rows() / MAX_TABLE_PART).max(MIN_STEP_ROWS)).min(self.rows_per_table())
     }
 
-    /// Returns the id at which a table may be closed. It is above all ids of this table and of the
-    /// table it drains.
+    /// Returns the id at which a table may be closed. This id is above all ids of the table and of
+    /// the table that it drains.
     fn end_of(&self, slot: &Slot<Table>, table: &Table) -> Option<u64> {
         let boundary = self.frontier.boundary(slot.last());
         let ends = [boundary, table.span().1.checked_add(1)].into_iter().flatten();
@@ -636,15 +641,16 @@ impl Space {
     ///
     /// Returns `None` if another writer has closed the table, or if new ids have moved the boundary
     /// beyond the span of `next`. Such a table could store no id and could not be closed, so all
-    /// writers above it would loop. The next attempt sizes a larger table.
+    /// writers above it would loop. The next attempt creates a larger table.
     fn roll_to(&self, slot: &Slot<Table>, table: &Table, next: Table) -> Option<u64> {
         let last = next.span().1;
         let boundary = || self.end_of(slot, table).filter(|&boundary| boundary <= last);
         self.ring.roll(slot.low(), boundary, next).ok()
     }
 
-    /// Closes the table around the start of a range and opens a table there for `rows` rows.
-    /// Returns whether the range now starts a table. The caller holds `rolling`.
+    /// Closes the table that contains the start of a range, and opens a table for `rows` rows at
+    /// the start of the range. Returns whether the range now starts a table. The caller holds
+    /// `rolling`.
     fn divide(&self, Range { start, high, .. }: Range, rows: u64, quota: &Quota) -> bool {
         let (tables, schema) = (self.ring.load(), self.schema());
         let Some(entry) = tables.find(start) else { return false };
@@ -653,7 +659,8 @@ impl Space {
             return true;
         }
         let rows = rows.clamp(FIRST_ROWS, self.rows_per_table().max(FIRST_ROWS));
-        // Assumes the density of the waiting ids, and adds 50 % to their span.
+        // Assume that later ids are as dense as the waiting outliers, and add 50 % to the span of
+        // the outliers.
         let span = (high - start).saturating_mul(3) / 2;
         let last = start.saturating_add(span.max(rows)).min(entry.slot().last());
         let sizing = Sizing::new(&schema, start, last, rows);
@@ -673,7 +680,7 @@ impl Space {
     /// differently from the original writes, and memory that was short then may be free now.
     /// `limit_bytes` is the future memory limit.
     pub fn gather(&self, limit_bytes: u64) {
-        // Waits for a rewrite in progress.
+        // Wait for a rewrite in progress.
         while !self.outliers.is_empty() && self.advance_within(limit_bytes, self.rolling.lock()) {}
     }
 
@@ -684,9 +691,9 @@ impl Space {
     }
 
     fn advance_within(&self, limit_bytes: u64, rolling: MutexGuard<'_, ()>) -> bool {
-        // Limits how much the writes of one row count: up to 4,096 writes if there are fewer than
-        // 64 rows, otherwise up to 4,096 divided by the number of rows. With fewer than 64 rows,
-        // the outliers need at least 4,096 writes in total.
+        // Limit how much the writes of one row count: at most 4,096 if there are fewer than 64
+        // rows, otherwise at most 4,096 divided by the number of rows. With fewer than 64 rows, the
+        // outliers need at least 4,096 writes in total.
         let rows = self.outliers.len();
         let few = rows < 64;
         let most = if few { FIRST_RANGE_WRITES } else { FIRST_RANGE_WRITES.div_ceil(rows) };
@@ -701,8 +708,8 @@ impl Space {
         let rows = rows as u64;
         let bytes = rows * OutlierRow::bytes(0);
         let is_short = bytes > limit_bytes / OUTLIER_PART;
-        // Works in a full space, too: at least half of the rows move, and a table takes less memory
-        // than those rows.
+        // The loan makes the move possible in a full space: at least half of the rows move, and a
+        // table needs less memory than those rows as outliers.
         let quota = self.budget.quota(bytes / 2);
         let divide = |range| self.divide(range, rows, &quota);
         let advanced = self.outliers.advance(&self.frontier, weight, is_short, divide);
@@ -714,13 +721,15 @@ impl Space {
         advanced
     }
 
-    /// Joins the least recently used range of ids with the one above it, which closes its open
-    /// table. Returns whether there was one. New ids in it then count as late.
+    /// Joins the least recently used range of ids with the range above it, which closes the open
+    /// table of the lower range. Returns whether there was such a range. From then on, new ids in
+    /// the closed range count as late.
     pub fn close_range(&self) -> bool {
         self.frontier.join_oldest()
     }
 
-    /// Moves some outliers that the frontier has reached. Returns how many.
+    /// Moves some of the outliers that the frontier has reached. Returns the number of moved
+    /// outliers.
     pub(crate) fn drain_outliers(&self) -> usize {
         // If there is no memory to store a row in a table, it remains an outlier.
         self.outliers.drain(&self.frontier, |id, row| {

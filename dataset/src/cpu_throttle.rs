@@ -18,7 +18,8 @@ pub(crate) struct CpuThrottle<'a> {
     since: Cell<Instant>,
     /// Whether the work should stop.
     is_stopped: Option<&'a (dyn Fn() -> bool + Sync)>,
-    /// Whether another thread waits for the work. If so, the throttle does not sleep.
+    /// Returns whether another thread waits for the work. While it does, the throttle does not
+    /// sleep.
     is_awaited: &'a dyn Fn() -> bool,
 }
 
@@ -35,7 +36,7 @@ impl<'a> CpuThrottle<'a> {
         CpuThrottle { is_stopped: Some(is_stopped), ..CpuThrottle::new(is_awaited) }
     }
 
-    /// Returns an error if the work should stop. Call it before long steps.
+    /// Returns an error if the work should stop. Call this function before long steps.
     pub(crate) fn goes_on(&self) -> store::Result<()> {
         match self.is_stopped {
             Some(is_stopped) if is_stopped() => {
@@ -45,8 +46,8 @@ impl<'a> CpuThrottle<'a> {
         }
     }
 
-    /// Sleeps if [`WORK_SLICE`] has elapsed since the last sleep. Call it every few microseconds,
-    /// and before and after longer steps.
+    /// Sleeps if [`WORK_SLICE`] has elapsed since the last sleep. Call this function every few
+    /// microseconds, and before and after longer steps.
     #[inline]
     pub(crate) fn step(&self) {
         if time::now() - self.since.get() >= WORK_SLICE {

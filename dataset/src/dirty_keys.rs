@@ -64,7 +64,7 @@ pub enum Marked {
     Offset(u32),
     /// All pairs of an id were unset: number of the existence space, id.
     Forgotten(u32, u64),
-    /// A cursor of a group was changed. [`crate::groups`] tracks which one.
+    /// A cursor of a group was changed. [`crate::groups`] tracks which cursors have changed.
     Groups,
 }
 
@@ -105,13 +105,13 @@ impl Mark {
         fits.then_some(Mark { what: self.what | u64::from(counters) << COUNTERS_SHIFT, ..self })
     }
 
-    /// Creates the mark of a token used on this row. The row needs its own mark.
+    /// Creates the mark of a token used on this row. The row needs a separate mark.
     pub fn token(space: u32, id: u64, hash: u128) -> Mark {
         Mark::new(TOKEN, space, id, [(hash >> 64) as u64, hash as u64])
     }
 
-    /// Creates the mark of a changed offset. It is in the catalogue's stripe, like the changes of
-    /// the offset's events.
+    /// Creates the mark of a changed offset. The mark belongs to the catalogue's stripe, which the
+    /// writer locks together with the stripes of the events' ids.
     pub fn offset(number: u32) -> Mark {
         Mark::new(OFFSET, 0, 0, [number.into(), 0])
     }
@@ -164,7 +164,7 @@ impl Mark {
 /// Derives the state of the pair of mark `at` from the marks of one stripe (sorted, without
 /// duplicates):
 /// - `Some(true)`: the pair is set.
-/// - `Some(false)`: skip this mark, because the next one names the same pair.
+/// - `Some(false)`: skip this mark, because the next mark names the same pair.
 /// - `None`: the state is unknown and must be read.
 #[inline]
 pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {

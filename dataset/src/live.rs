@@ -54,7 +54,8 @@ pub struct Snapshots {
     pub saved: watch::Sender<SnapshotStatus>,
     pub(crate) wanted: Mutex<bool>,
     pub(crate) nudge: Condvar,
-    /// Locked while a spill or a snapshot writes data files. A snapshot yields it between files.
+    /// Lock held while a spill or a snapshot writes data files. A snapshot releases the lock
+    /// between files.
     pub(crate) alone: Mutex<()>,
     /// Number of spills that wait for `alone`, plus number of SAVE commands that wait for a
     /// snapshot.
@@ -99,8 +100,8 @@ impl Snapshots {
         self.nudge.notify_one();
     }
 
-    /// Requests a snapshot. Returns the number of snapshots that have ended so far, or `None` if
-    /// one is requested or running.
+    /// Requests a snapshot. Returns the number of snapshots that have ended so far, or `None` if a
+    /// snapshot is already requested or running.
     pub fn begin(&self) -> Option<u64> {
         let mut before = None;
         self.saved.send_if_modified(|s| {
@@ -143,8 +144,8 @@ impl Snapshots {
         }
     }
 
-    /// Locks the data files for a spill. A running snapshot yields the lock after its current file,
-    /// because writers may wait for memory.
+    /// Locks the data files for a spill. A running snapshot releases the lock after its current
+    /// file, because writers may be waiting for memory.
     pub(crate) fn interrupt(&self) -> MutexGuard<'_, ()> {
         let _waits = Waits::new(&self.awaited);
         self.alone.lock()

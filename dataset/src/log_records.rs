@@ -7,8 +7,8 @@
 //!   values.
 //! - 3, pairs (existence): per pair `step << 2 | is hash << 1 | set`; then the member, or the 16
 //!   bytes of the pair's hash.
-//! - 4, layout (existence): per table low - previous low, and pages. Older releases wrote it; 16
-//!   replaces it.
+//! - 4, layout (existence): per table the distance of its low id from the previous table's low id,
+//!   and its number of pages. Written by older releases; replaced by kind 16.
 //! - 5, table (existence), snapshots only: a part of a table in the phantom engine's format.
 //! - 6, head (both), snapshots only: state outside the tables in the engine's format: the frontier,
 //!   and an existence space's outlier pairs.
@@ -21,7 +21,7 @@
 //! - 11, tokens (space 0): per token 16 bytes of its hash, Unix time of its use in seconds, 4 bytes
 //!   of the hash of its increment, number n of values, and n zigzag values of the reply
 //!   (`tokens.rs`).
-//! - 12 is unused; it was an older version of 17 without the hash.
+//! - 12 is unused; it was an older version of kind 17 without the hash.
 //! - 13, groups (space 0): cursors of consumer groups of streams (`groups/records.rs`).
 //! - 14, forgotten (existence): ids whose pairs were all unset by FORGET: per id its step and its
 //!   generation, the number of FORGETs. A pair of kind 3 stores the member only if it was set
@@ -31,14 +31,14 @@
 //!   length of a string and the string. In a snapshot each chunk of the ledger's memory begins with
 //!   a type byte. A chunk of type 1 contains pairs. A chunk of type 0 contains dropped ids: per id
 //!   its step, and the identity of the newest run that may still have pairs of it.
-//! - 16, ring (existence): per table low - previous low, pages, and the number of pairs that closes
-//!   it.
+//! - 16, ring (existence): per table the same numbers as in kind 4, and the number of pairs at
+//!   which the table is closed.
 //! - 17, offsets (space 0): per source of events the length of its name, the name, the partition,
 //!   the upper and the lower half of the next message's position, the number of its events already
 //!   applied, and the hash of the last message with applied events (`offsets.rs`).
 //!
-//! Numbers are LEB128 unless stated otherwise. Ids never decrease within a payload, so each is
-//! stored as a step, its distance from the previous one. A batch contains each changed row once. A
+//! Numbers are LEB128 unless stated otherwise. Ids never decrease within a payload, so each id is
+//! stored as a step: its distance from the previous id. A batch contains each changed row once. A
 //! payload is damaged if a number has more than 64 bits, an id exceeds 2^64-1, or the payload ends
 //! within a row. An id may occur twice; the later row applies.
 
@@ -84,7 +84,8 @@ pub enum RecordKind {
     /// Pairs of an existence space with a ledger. Runs of the ledger are also tagged with this
     /// kind.
     ExactPairs = 15,
-    /// Layout of an existence space's tables, with the number of pairs that closes each.
+    /// Layout of an existence space's tables, with the number of pairs at which each table is
+    /// closed.
     Ring = 16,
     /// Offsets up to which the events of brokers are applied.
     Offsets = 17,
@@ -544,8 +545,8 @@ impl Commit {
     }
 
     /// Appends one record per space and kind to the batch and clears the commit. The committer
-    /// guarantees that each row and pair occurs once (C7). This function relies on it, because
-    /// sorting would lose the order of two states.
+    /// guarantees that each row and pair occurs once (C7). This function relies on this guarantee,
+    /// because sorting would lose the order of two states.
     pub fn encode(&mut self, batch: &mut Batch) {
         self.rows.sort_unstable_by_key(|row| order(row.space, row.id));
         self.pairs.sort_unstable_by_key(|pair| order(pair.space, pair.id));

@@ -4,7 +4,7 @@
 //! stripes of all touched ids, and the catalogue's stripe, where the offset is marked. One log
 //! batch thus contains the rows and the offset (`engines/events.rs`, `store/src/commit` C6). After
 //! a crash, exactly the events before the offset are applied. This node, or the replica that takes
-//! over, reads the later ones again.
+//! over, reads the later events again.
 //!
 //! A key consists of the name of a source and a partition number. Offsets are never removed, so a
 //! source that is removed from the configuration and added again resumes at its old position. Marks
@@ -31,11 +31,11 @@ pub struct Offset {
     /// Number of events of that message already applied.
     pub events: u64,
     /// Hash of the last message with applied events: this message if `events` is above 0, else the
-    /// previous one. 0: unknown. A mismatch means that the stream was truncated or replaced.
+    /// previous message. 0: unknown. A mismatch means that the stream was truncated or replaced.
     pub hash: u64,
 }
 
-/// Error: the offset is not the one that the caller expected.
+/// Error: the current offset differs from the offset that the caller expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved;
 

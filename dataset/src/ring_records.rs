@@ -19,8 +19,8 @@ pub(crate) fn decode_ring(bytes: &[u8]) -> Result<Vec<Layout>, String> {
     decode(bytes, true)
 }
 
-/// Decodes a layout written by an older release, which lacks the number of pairs that closes a
-/// table.
+/// Decodes a layout written by an older release, which does not contain the number of pairs at
+/// which a table is closed.
 pub(crate) fn decode_layout(bytes: &[u8]) -> Result<Vec<Layout>, String> {
     decode(bytes, false)
 }

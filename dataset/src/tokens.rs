@@ -1,4 +1,4 @@
-//! Idempotency tokens: an increment that is sent twice with one token counts once.
+//! Idempotency tokens: an increment that is sent twice with the same token is applied once.
 //!
 //! A client that received no reply cannot know whether its increment was applied. With a token it
 //! can send the increment again. The server then returns the first reply and changes nothing. A
@@ -160,7 +160,7 @@ impl Entry {
 }
 
 /// Entries in insertion order. A token that was used again after its expiry has two entries; the
-/// index refers to the newer one.
+/// index refers to the newer entry.
 #[derive(Default)]
 struct Shard {
     ring: VecDeque<Entry>,
@@ -407,7 +407,8 @@ impl Tokens {
         }
     }
 
-    /// Drops expired entries, at most `ENTRIES_PER_LOCK` per ring. Call it about once per second.
+    /// Drops expired entries, at most `ENTRIES_PER_LOCK` per ring. Call this function about once
+    /// per second.
     pub fn sweep(&self, now_s: u32) {
         if now_s > self.max_accepted_time_s() {
             self.caught_up_s.fetch_add(1, Relaxed);
@@ -466,7 +467,7 @@ impl Tokens {
             loop {
                 piece.clear();
                 let shard = shard.lock();
-                // If entry `next` was dropped between two records, continue with the oldest one.
+                // If entry `next` was dropped between two records, continue with the oldest entry.
                 let dropped = shard.first.wrapping_sub(next);
                 next = if dropped < u32::MAX / 2 { shard.first } else { next };
                 let from = shard.place(next);
@@ -557,7 +558,7 @@ mod tests {
         all
     }
 
-    /// NTP may set the clock forward, as may a virtual machine that resumes.
+    /// NTP may set the clock forward, and so may the resumption of a virtual machine.
     #[test]
     fn a_clock_that_is_put_forward_ends_no_token() {
         let (tokens, now_s) = (tokens(1000, 3600), unix_s());
@@ -582,7 +583,7 @@ mod tests {
         assert_eq!(answer(&tokens, used(1, 6, NOW + 61)), Ok(Some(vec![18])));
         let stats = tokens.stats();
         assert_eq!((stats.tokens, stats.repeated, stats.dropped), (1, 2, 0));
-        // Dropping the entry of the first use must not remove that of the second.
+        // Dropping the entry of the first use must not remove the entry of the second use.
         tokens.sweep(NOW + 61);
         assert_eq!(answer(&tokens, used(1, 6, NOW + 61)), Ok(Some(vec![18])));
         tokens.sweep(NOW + 120);

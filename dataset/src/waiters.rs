@@ -1,5 +1,5 @@
-//! Lets tasks wait for a state of another thread, such as the commit thread. A change wakes each
-//! worker at most once.
+//! Lets tasks wait for a state that another thread publishes, such as the commit thread. A change
+//! wakes each worker at most once.
 //!
 //! ```text
 //!   commit thread --tell--> relay of worker 0 --> its connections that wait
@@ -42,7 +42,7 @@ struct Waiters {
 /// task's memory until the next change, which may take days.
 struct Place {
     number: u64,
-    /// Value of `woken` at the insertion, and the key.
+    /// Value of `woken` when the waker was inserted, and the waker's key in the list.
     at: Option<(u64, usize)>,
 }
 

@@ -85,7 +85,7 @@ const ZEROS: u64 = ALL * 0x30;
 #[inline(always)]
 fn no_digits(digits: u64) -> u64 {
     // The addition sets the high bit of a byte of 10 or more, unless it is already set. Only such a
-    // byte can carry.
+    // byte can carry into the next byte.
     (digits.wrapping_add(ALL * 0x76) | digits) & (ALL * 0x80)
 }
 

@@ -1,4 +1,4 @@
-//! Cold files: head, index and lookups.
+//! Fuzzes cold files: the header, the index and lookups.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| store::fuzz::cold(bytes));

@@ -1,4 +1,4 @@
-//! A server inside the test process, on its own port, and clients for it.
+//! Runs a server inside the test process, on its own port, and provides clients.
 
 use crate::DEFAULT_TIMEOUT;
 use std::io::{Read, Write};
@@ -8,8 +8,8 @@ use std::time::Instant;
 use tidemark_server::config::Config;
 use tidemark_server::{Server, start};
 
-/// Returns name and inode of each file of a folder. Appending to a file keeps its inode; replacing
-/// it does not.
+/// Returns the name and inode of each file in a folder. Appending to a file keeps its inode;
+/// replacing the file does not.
 fn files_of(folder: &std::path::Path) -> Vec<(std::ffi::OsString, u64)> {
     let entries =
         std::fs::read_dir(folder).expect("the data folder").map(|entry| entry.expect("an entry"));
@@ -77,11 +77,11 @@ impl TestServer {
         self.restart_with(|_| {})
     }
 
-    /// Starts another server on a copy of the data, as if this one had been killed. The copy
-    /// contains every acknowledged write.
+    /// Simulates a kill: starts another server on a copy of the data. The copy contains every
+    /// acknowledged write.
     pub fn killed(&self) -> TestServer {
         // Acknowledged writes may still be queued for the log, so flush it. If the log cannot be
-        // written, copy the files without them.
+        // written, copy the files without those writes.
         if let Ok(mut connection) =
             redis::Client::open(self.url()).and_then(|client| client.get_connection())
         {
@@ -99,8 +99,8 @@ impl TestServer {
             let copied = before
                 .iter()
                 .all(|(name, _)| std::fs::copy(from.join(name), to.path().join(name)).is_ok());
-            // Repeat the copy if files have changed meanwhile, because a kill leaves the files of a
-            // single moment.
+            // Repeat the copy if files changed in the meantime. After a kill, all files are from
+            // the same moment.
             if copied && files_of(from) == before {
                 break to;
             }
@@ -113,12 +113,12 @@ impl TestServer {
         TestServer::on(to, self.config.clone())
     }
 
-    /// The data folder.
+    /// Path of the data folder.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.as_ref().expect("running until the end").path()
     }
 
-    /// The listening port.
+    /// Port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -134,7 +134,7 @@ impl TestServer {
         client.get_connection().expect("the server accepts connections")
     }
 
-    /// The server object.
+    /// Returns the server object.
     pub fn server(&self) -> &Server {
         self.server.as_ref().expect("the server runs until it is dropped")
     }
@@ -162,7 +162,7 @@ impl TestServer {
     }
 }
 
-/// A stopped server.
+/// A stopped server, which can be started again.
 pub struct Stopped {
     folder: tempfile::TempDir,
     config: Config,
@@ -181,7 +181,7 @@ pub fn listener() -> TcpListener {
 }
 
 impl Stopped {
-    /// Starts the server again.
+    /// Starts the stopped server again.
     pub fn started(self) -> TestServer {
         let mut config = self.config;
         config.durability.dir = self.folder.path().to_path_buf();
@@ -206,7 +206,7 @@ impl Drop for TestServer {
 
 /// A raw socket to the server.
 pub struct Raw {
-    /// The socket.
+    /// TCP connection to the server.
     pub stream: TcpStream,
 }
 

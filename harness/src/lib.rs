@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Timeout for events that should take milliseconds.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Path of the binary under test: `tidemark` in the folder of this test's build.
+/// Path of the binary under test: `tidemark` in the build directory of the running test.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -35,8 +35,8 @@ pub fn program() -> &'static Path {
     })
 }
 
-/// Reports that a test cannot run here, on stderr (bypassing libtest's capture) and in the file
-/// that `./test` prints at its end.
+/// Reports that a test cannot run here, on stderr (bypassing libtest's capture) and in a file that
+/// `./test` prints when it ends.
 pub fn cannot(why: &str) {
     // A test in a separate process runs on the main thread.
     let name = std::env::var("NEXTEST_TEST_NAME")
@@ -79,7 +79,7 @@ pub fn tables(
     all.into_iter().filter(|table| !is_outliers(table)).collect()
 }
 
-/// Returns a number of a TM.TABLES entry.
+/// Returns a numeric field of a TM.TABLES entry.
 pub fn number(table: &HashMap<String, redis::Value>, name: &str) -> f64 {
     redis::from_redis_value(table[name].clone()).unwrap_or_else(|_| panic!("{name} of {table:?}"))
 }

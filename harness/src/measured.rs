@@ -34,7 +34,7 @@ impl Place {
     }
 
     /// Fills an empty server with `fill`, or from the cache if an earlier run has stored data with
-    /// this name. The cache has no version: remove it after a change of file formats.
+    /// this name. The cache has no version, so delete its folder after a change of file formats.
     pub fn filled(
         &self,
         name: &str,
@@ -54,7 +54,7 @@ impl Place {
             fill(&server)?;
             server.client()?.call(&[b"SAVE"])?;
             server.kill()?;
-            // Rename the folder when the copy is complete.
+            // Rename the folder only when the copy is complete.
             let half = keep.join(format!("{name}.half"));
             std::fs::create_dir_all(&half)?;
             copy_files(server.folder.path(), &half)?;
@@ -165,12 +165,12 @@ impl Server {
         })
     }
 
-    /// The listening port.
+    /// Port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Opens a connection.
+    /// Opens a connection to the server.
     pub fn client(&self) -> io::Result<Client> {
         Client::connect(("127.0.0.1", self.port))
     }
@@ -191,7 +191,7 @@ impl Server {
         Ok(())
     }
 
-    /// Kills the server and starts it again. Returns the wall-clock and CPU seconds until it is
+    /// Kills and restarts the server. Returns the wall-clock and CPU seconds until the server is
     /// ready.
     pub fn restart(&mut self) -> io::Result<(f64, f64)> {
         self.kill()?;

@@ -12,13 +12,13 @@ use std::time::Duration;
 
 /// Number of liked posts. The number is small, so that each row receives many likes.
 pub const POSTS: u64 = 50;
-/// Lowest post id. It has 16 digits, like the ids of microblogs.
+/// Lowest post id. The id has 16 digits, like the ids of microblogs.
 pub const FIRST: u64 = 3_631_614_501_919_378;
 
 /// Whether each (post, member) like was acknowledged.
 pub type Likes = BTreeMap<(u64, u64), bool>;
 
-/// Returns the number of kills and their seed. Prints the seed.
+/// Returns the number of kills and the random seed, and prints the seed.
 pub fn rounds(full: u64) -> (u64, u64) {
     rounds_at_least(full.min(3), full)
 }
@@ -33,9 +33,9 @@ pub fn rounds_at_least(least: u64, full: u64) -> (u64, u64) {
 
 /// The binary, running as a server. Killed on drop.
 pub struct Program {
-    /// The process.
+    /// Process of the server.
     pub child: Child,
-    /// The listening port.
+    /// Port on which the server listens.
     pub port: u16,
 }
 
@@ -62,7 +62,8 @@ impl Program {
     ///
     /// The output of the server, if it does not become ready.
     pub fn start_as(under: &[&str], dir: &Path, options: &[&str]) -> Result<Program, Vec<String>> {
-        // The server listens before it loads its data. It is ready when the data is loaded.
+        // The server listens before it loads its data. The server is ready when the data are
+        // loaded.
         let (program, lines) = Program::start_until(under, dir, options, "ready to accept")?;
         // Read its output, so that a full pipe never blocks the server.
         std::thread::spawn(move || lines.for_each(drop));
@@ -90,7 +91,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// The output of the server, if it exits before that.
+    /// The output of the server, if it exits without printing `until`.
     pub fn start_until(
         under: &[&str],
         dir: &Path,
@@ -144,7 +145,7 @@ impl Program {
         Ok((Program { child, port: port.expect("the server prints its port") }, lines))
     }
 
-    /// Opens a connection.
+    /// Opens a connection to the server.
     pub fn client(&self) -> Client {
         Client::connect(("127.0.0.1", self.port)).unwrap()
     }
@@ -233,7 +234,7 @@ impl Drop for Program {
     }
 }
 
-/// Formats a number.
+/// Formats a number in decimal.
 pub fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
@@ -274,8 +275,8 @@ pub fn like_from(
         for like in sent {
             match client.reply() {
                 Ok(OwnedFrame::Array(items)) => {
-                    // A reply of 0 for a new member is a false positive (one in ten thousand). The
-                    // like was not stored.
+                    // A reply of 0 for a new member means a false positive (one in ten thousand):
+                    // the like was not stored.
                     likes.insert(like, items[0] == OwnedFrame::Integer(1));
                 }
                 Ok(OwnedFrame::Error(words)) => enough |= on_refusal(&words),
@@ -295,7 +296,7 @@ pub fn like_from(
 pub struct StoredLikes {
     /// Pairs of (post, member).
     pub flags: Vec<(u64, u64)>,
-    /// Likes by post.
+    /// Number of likes by post.
     pub counts: BTreeMap<u64, i64>,
 }
 
@@ -329,7 +330,8 @@ pub fn check(port: u16, likes: &Likes) -> StoredLikes {
             OwnedFrame::Null => 0,
             other => panic!("{other:?}"),
         };
-        // A false positive (one in ten thousand absent pairs) is a set flag without a like.
+        // A false positive (one in ten thousand absent pairs) reads as a set flag, but no like was
+        // counted for it.
         let uncounted = 3 + count / 1000;
         assert!(
             (count - uncounted..=count).contains(&likes),
@@ -355,7 +357,7 @@ fn info_line(all: Vec<u8>, key: &str) -> Option<String> {
     all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':').map(str::to_owned))
 }
 
-/// Returns a number of an INFO line such as `asked=7,reads=2`.
+/// Returns a number from an INFO line such as `asked=7,reads=2`.
 pub fn number_in(line: &str, name: &str) -> Option<u64> {
     let mut parts = line.split(',').filter_map(|part| part.split_once('='));
     parts.find(|(key, _)| *key == name).map(|(_, value)| value.trim().parse().unwrap())
@@ -461,7 +463,7 @@ impl SmallDisk {
         mounted.then_some(SmallDisk { folder, path, namespace: Some(namespace) })
     }
 
-    /// Mount point.
+    /// Path of the mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -474,7 +476,7 @@ impl SmallDisk {
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
     }
 
-    /// Remounts the disk read-only ("ro") or writable ("rw"). No file on it may be open for
+    /// Remounts the disk read-only ("ro") or writable ("rw"). No file on the disk may be open for
     /// writing.
     pub fn remount(&mut self, how: &str) {
         let command = format!("mount -o remount,bind,{how} {}", self.folder.path().display());
@@ -484,7 +486,7 @@ impl SmallDisk {
         });
     }
 
-    /// Undoes [`SmallDisk::fill`].
+    /// Deletes the file that [`SmallDisk::fill`] wrote.
     pub fn make_room(&self) {
         std::fs::remove_file(self.path().join("ballast")).unwrap();
     }
@@ -509,7 +511,7 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Runs BGSAVE. Returns whether it succeeded.
+/// Runs BGSAVE. Returns whether the snapshot succeeded.
 pub fn snapshot(client: &mut Client) -> bool {
     assert_eq!(refusal(&call(client, "BGSAVE")), "");
     until("the snapshot ends", || info(client, "rdb_bgsave_in_progress") == "0");

@@ -1,8 +1,8 @@
 //! Golden transcripts: scripts of commands and expected replies, run against real servers.
 //!
-//! A transcript is a file in `tests/scripts`. Replies are formatted like redis-cli does and
-//! compared line by line with the file, or written to it on request. `tests/scripts/README.md`
-//! describes the format.
+//! A transcript is a file in `tests/scripts`. Replies are formatted as redis-cli formats them. The
+//! runner compares them with the file line by line, or writes them to the file on request.
+//! `tests/scripts/README.md` describes the format.
 
 mod parse;
 pub mod reply;
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Timeout of `@ until`.
+/// Timeout of an `@ until` step.
 const UNTIL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Result of a transcript.
@@ -62,10 +62,10 @@ const CONFIG: &str = "[server]\nworkers = 2\n[durability]\nsnapshot_every = 0\n"
 #[derive(Default)]
 struct Story {
     servers: Servers,
-    /// Names whose values are masked.
+    /// Names whose values are masked in the replies.
     masked: Vec<String>,
     /// `@ until`: text that the reply to the next command must contain. The command is repeated
-    /// until it does.
+    /// until its reply contains the text.
     until: Option<String>,
     /// `| keep NAME`: replies that later commands can refer to by name.
     kept: BTreeMap<String, Vec<u8>>,
@@ -257,7 +257,7 @@ impl Story {
                 (Some("columns"), Reply::Bulk(bytes)) => {
                     Reply::Verbatim(columns(&bytes, &filter[1..])?)
                 }
-                // Counted above, for loops.
+                // The replies of a loop were counted before the filters.
                 (Some("kinds"), reply) => reply,
                 (Some("type"), reply) => Reply::Status(reply.describe()),
                 (Some("keep"), Reply::Bulk(bytes)) if filter.len() == 2 => {

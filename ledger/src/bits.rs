@@ -1,10 +1,10 @@
 //! Bit reader and writer for the integers of a block, low bit first.
 //!
-//! A *number* is an Elias delta code of its bit length and its bits below the highest one. The bit
-//! length plus one comes first, as a gamma code: as many zeros as it has lower bits, a one, and
-//! these lower bits. 0 takes one bit, 1 takes three, a 20-bit number takes 28 (P. Elias, "Universal
-//! codeword sets and representations of the integers", IEEE Transactions on Information Theory,
-//! 1975).
+//! A *number* is stored in Elias delta coding. Its bit length plus one comes first, in Elias gamma
+//! coding: a zero for each bit below the highest one, a one, and the lower bits. The bits of the
+//! number below its highest one follow. 0 takes one bit, 1 takes three, a 20-bit number takes 28
+//! (P. Elias, "Universal codeword sets and representations of the integers", IEEE Transactions on
+//! Information Theory, 1975).
 
 use store::bits::{get, put, width_of};
 
@@ -111,7 +111,7 @@ mod tests {
     fn zeros_are_no_number() {
         assert_eq!(BitReader { bytes: &[0; 16], at: 0 }.number(), None);
         assert_eq!(BitReader { bytes: &[], at: 0 }.number(), None);
-        // The code claims a bit length of 127.
+        // This code declares a bit length of 127.
         let mut bytes = [0; 32];
         let mut writer = BitWriter::new(&mut bytes);
         writer.skip(6);

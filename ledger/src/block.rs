@@ -25,19 +25,19 @@
 //!
 //! `bits.rs` defines `code`. Groups are sorted by id, numbers before strings. The numbers of a
 //! group are an Elias-Fano list (P. Elias, "Efficient storage and retrieval by content and address
-//! of static files", JACM 1974) with the k of the smallest encoding. A member takes about log2(d) +
-//! 1.6 bits, where d is the mean distance between members. Groups that continue from the previous
-//! block have a base.
+//! of static files", JACM 1974) with the k that gives the smallest encoding. A member takes about
+//! log2(d) + 1.6 bits, where d is the mean distance between members. A group that continues from
+//! the previous block stores a base.
 //!
-//! A lookup skips earlier groups by counting ones, 64 bits at a time. In the group of its id it
-//! counts zeros to find the upper part. The file stores a checksum per block
+//! A lookup skips earlier groups by counting ones, 64 bits at a time. In the group of the searched
+//! id, the lookup counts zeros to find the upper part. The file stores a checksum per block
 //! (`store/src/cold/pages.rs`).
 
 use crate::bits::{BitReader, BitWriter, bits_of};
 use crate::pair::{Member, Pair, Pairs};
 use store::{BLOCK_BYTES, bits};
 
-/// Maximum number of pairs in a block. Each takes at least two bits.
+/// Maximum number of pairs in a block. Each pair takes at least two bits.
 const MAX_PAIRS: usize = BLOCK_BYTES * 4;
 const BITS: usize = BLOCK_BYTES * 8;
 const HEADER_BYTES: usize = 16 + 64;
@@ -101,7 +101,7 @@ fn shared(before: &[u8], bytes: &[u8]) -> usize {
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     pairs: Pairs,
-    /// Groups so far. Only the last one can grow.
+    /// Groups of the current block. Only the last group can grow.
     groups: Vec<Group>,
     complete: usize,
     /// Upper bound of the last group's size in bits, and the `k` of its numbers. Each new number
@@ -152,7 +152,7 @@ impl Builder {
         };
         let room = (BITS - HEADER_BYTES).saturating_sub(complete);
         let mut bound = self.bound;
-        // The code of the group's length grows at powers of two. Subtracting a base may raise the
+        // The length code of a group grows at powers of two. Subtracting a base may raise the
         // difference between two upper parts by one.
         let is_simple = goes_on && !strings && group.unset == 0;
         if is_simple && !(group.pairs - 1).is_power_of_two() {

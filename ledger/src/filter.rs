@@ -1,8 +1,8 @@
 //! Bloom filter of an upper run. Lookups skip runs that do not contain the pair.
 //!
-//! It is a blocked Bloom filter (Putze, Sanders, Singler, "Cache-, hash- and space-efficient Bloom
-//! filters", WEA 2007) with five bits per pair. The three probes of a pair are in one 64-byte cache
-//! line. The false-positive rate is about 10 %.
+//! The filter is a blocked Bloom filter (Putze, Sanders, Singler, "Cache-, hash- and
+//! space-efficient Bloom filters", WEA 2007) with five bits per pair. The three probes of a pair
+//! are in one 64-byte cache line. The false-positive rate is about 10 %.
 
 const LINE_BYTES: usize = 64;
 const BITS_PER_PAIR: usize = 5;

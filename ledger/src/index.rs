@@ -13,9 +13,9 @@
 //!                 for each string: block (4), length (2), bytes
 //! ```
 //!
-//! A block whose first pair is the first of its id needs no member: all pairs of the id are in it
-//! or in later blocks. A string is truncated to the shortest prefix that is greater than the last
-//! string of the previous block.
+//! If a block begins with the first pair of an id, the index stores no member for the block,
+//! because all pairs of the id are in this block or in later ones. A string is truncated to the
+//! shortest prefix that is greater than the last string of the previous block.
 
 use crate::pair::{Member, Pair};
 use store::bits;
@@ -111,7 +111,7 @@ pub(crate) struct Index {
     ids: Packed,
     continues_id: Packed,
     members: Packed,
-    /// Truncated strings with their blocks, in ascending order.
+    /// Truncated strings with the indexes of their blocks, in ascending order.
     strings: Box<[(u32, Box<[u8]>)]>,
 }
 

@@ -1,4 +1,4 @@
-//! [`Ledger`]: memory, runs and dropped ids of one space.
+//! [`Ledger`]: the pairs in memory, runs and dropped ids of one space.
 
 use crate::memory::Memory;
 use crate::merge::{MergeSource, merge};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use store::Store;
 
-/// Memory in bytes that counts as one pair. Larger pairs count as several.
+/// Maximum memory of a pair that counts once, in bytes. A larger pair counts as several pairs.
 const MAX_PAIR_BYTES: usize = 64;
 
 /// Options of a ledger.
@@ -26,7 +26,7 @@ pub struct Options {
     /// Maximum number of runs per range. A lookup reads at most one block of each run. Default 4.
     pub runs: usize,
     /// Maximum number of pairs of a range; larger ranges are divided. Default 2,097,152, about 9
-    /// MB. The newest range receives most writes, and a full merge rewrites all of it.
+    /// MB. The newest range receives most writes, and a full merge rewrites the whole range.
     pub range_pairs: u64,
     /// The upper runs of a range may have up to 1/`upper_part` of the pairs of its lowest run.
     /// Default 12.
@@ -58,13 +58,13 @@ pub struct Stats {
     pub runs: usize,
     /// Largest number of runs in a range.
     pub most_runs: usize,
-    /// Number of pairs in runs, including unset ones. A pair in several runs counts once for each.
+    /// Number of pairs in runs, including unset ones. A pair in several runs counts once per run.
     pub run_pairs: u64,
     /// Size of all runs on disk, in bytes.
     pub run_bytes: u64,
     /// Number of pairs in memory, including unset ones.
     pub memory_pairs: usize,
-    /// Memory use of these pairs in bytes.
+    /// Memory use of the pairs in memory, in bytes.
     pub memory_bytes: usize,
     /// Memory use of the indexes, checksums and filters of all runs, in bytes.
     pub index_bytes: usize,
@@ -75,7 +75,7 @@ pub struct Stats {
     pub flushed_pairs: u64,
     /// Number of pairs written to runs by flushes and merges.
     pub written_pairs: u64,
-    /// Bytes written to runs.
+    /// Number of bytes written to runs.
     pub written_bytes: u64,
 }
 
@@ -96,7 +96,7 @@ pub struct Ledger {
     drops: AtomicUsize,
     /// Identity of the newest run, including runs being written.
     pub(crate) newest: AtomicU64,
-    /// Locked while files are written.
+    /// Lock that a thread holds while it writes files.
     pub(crate) files: Mutex<()>,
     /// Read error that prevented a flush from merging a run.
     pub(crate) unreadable: Mutex<Option<store::Error>>,
@@ -147,7 +147,7 @@ impl Ledger {
     }
 
     /// Opens the runs that the manifest lists. Returns false if the manifest lists no run of this
-    /// ledger. Call it before the first flush.
+    /// ledger. Call this function before the first flush.
     pub fn attach(&self, store: &Store) -> store::Result<bool> {
         let files = store.cold_files();
         let ours = files.iter().filter(|file| ranges::is_of(file, self.space, self.kind));
@@ -204,9 +204,8 @@ impl Ledger {
         self.ranges.load().iter().any(|range| !range.runs.is_empty())
     }
 
-    /// Returns the name of a byte-string member, a 128-bit keyed hash. [`Ledger::named`] finds the
-    /// member by its name while the pair is in memory. The key is random and differs in every
-    /// process.
+    /// Returns the name of a byte-string member: a 128-bit hash with a random key that differs in
+    /// every process. [`Ledger::named`] finds a member by this name while its pair is in memory.
     pub fn name(&self, id: u64, member: &[u8]) -> u128 {
         self.memory.name(id, member)
     }
@@ -236,14 +235,14 @@ impl Ledger {
         self.memory.set(id, member, set);
     }
 
-    /// Looks up a pair. Returns whether it is set, or the block that must be read first.
+    /// Looks up a pair. Returns whether the pair is set, or the block that must be read first.
     pub fn ask(&self, id: u64, member: Member<'_>) -> Answer {
         // Load the version first, so that `settle` detects pairs that move to a run afterwards.
         let seen = self.version.load(Acquire);
         if let Some(set) = self.memory.get(id, member) {
             return Answer::Known(set);
         }
-        // Must precede the load of the ranges (L4).
+        // Load the dropped ids before the ranges (L4).
         let void = self.dropped_up_to(id);
         let ranges = self.ranges.load();
         let range = &ranges[ranges::at(&ranges, id)];
@@ -326,7 +325,7 @@ impl Ledger {
             let begin = low.max(range.low);
             let mut sources = vec![MergeSource::of_pairs(here, None)];
             for run in &range.runs {
-                // Do not read a dropped id in older runs, which may be damaged.
+                // Skip older runs for a dropped id: a damaged run must not fail the request.
                 if low == high && is_dropped_from(low, Some(run.identity())) {
                     continue;
                 }
@@ -369,17 +368,18 @@ impl Ledger {
     /// Drops an id: unsets all its pairs. Later writes may set pairs of the id again. No other
     /// thread may write pairs of the id concurrently.
     pub fn drop_id(&self, id: u64) {
-        // Record the drop before memory loses the pairs. Otherwise readers would find them in runs.
+        // Record the drop before memory loses the pairs. Otherwise readers would still find the
+        // pairs in runs.
         self.record_drop(id, None);
         self.memory.remove_id(id);
-        // Record it again: a flush that began after the first call may have copied some of the
-        // pairs.
+        // Record the drop again: a flush that began after the first call may have copied some of
+        // the pairs.
         self.record_drop(id, None);
     }
 
     /// Returns the log offset up to which the runs contain all changes of the id, including drops;
-    /// 0 if unknown. The caller must not apply an older log record or snapshot. The pair in memory
-    /// would override the newer state in the runs.
+    /// 0 if unknown. The caller must not apply an older log record or snapshot to the id: the pair
+    /// in memory would override the newer state in the runs.
     pub fn covered(&self, id: u64) -> u64 {
         let ranges = self.ranges.load();
         let runs = &ranges[ranges::at(&ranges, id)].runs;
@@ -405,15 +405,16 @@ impl Ledger {
 
     /// Restores a drop from [`Ledger::drops`]. The runs of the manifest must be open.
     pub fn restore_drop(&self, id: u64, up_to: u64) {
-        // A run that was not finished has lost its identity, and a later run may get that identity.
-        // So the limit must not exceed the newest run.
+        // A restart discards the identity of an unfinished run, and a later run may get the same
+        // identity. So the limit must not exceed the newest run.
         self.record_drop(id, Some(up_to.min(self.newest.load(Acquire))));
     }
 
-    /// Records a drop up to the run `up_to`, or up to the newest run for `None`.
+    /// Records a drop that applies to the runs up to the identity `up_to`, or to all existing runs
+    /// for `None`.
     fn record_drop(&self, id: u64, up_to: Option<u64>) {
         let mut dropped = self.dropped.write();
-        // Read `newest` under the lock; see `is_dropped_since`.
+        // Read `newest` while holding the lock; see `is_dropped_since`.
         let up_to = up_to.unwrap_or_else(|| self.newest.load(Acquire));
         let limit = dropped.entry(id).or_insert(0);
         *limit = up_to.max(*limit);
@@ -421,8 +422,8 @@ impl Ledger {
         self.version.fetch_add(1, AcqRel);
     }
 
-    /// Whether an id was dropped after the run `identity` had begun. Call it after beginning the
-    /// next run. Later drops apply to the next run as well.
+    /// Whether an id was dropped after the run `identity` had begun. Call this function after
+    /// beginning the next run. Later drops apply to the next run as well.
     pub(crate) fn is_dropped_since(&self, id: u64, identity: u64) -> bool {
         self.dropped.read().get(&id).is_some_and(|&up_to| up_to >= identity)
     }
@@ -441,8 +442,8 @@ impl Ledger {
         run.is_some_and(|identity| identity <= self.dropped_up_to(id))
     }
 
-    /// Removes the drops in an id range that apply to no run. `oldest` is the lowest identity of
-    /// the runs.
+    /// Removes the drops in an id range that no longer apply to any run. `oldest` is the lowest
+    /// identity of the runs.
     pub(crate) fn forget_drops(&self, low: u64, high: u64, oldest: u64) {
         let mut dropped = self.dropped.write();
         let gone: Vec<u64> = dropped
@@ -471,14 +472,15 @@ impl Ledger {
         self.has_reached_flushes(2)
     }
 
-    /// Whether the caller must also reject requests that unset pairs. The limit is higher than for
-    /// new pairs.
+    /// Whether the caller must also reject requests that unset pairs. This limit is higher than the
+    /// limit for new pairs.
     pub fn is_full_of_unset(&self) -> bool {
         self.has_reached_flushes(3)
     }
 
     /// Whether memory has reached `times` the configured flush threshold or `2 * times` the current
-    /// one. Running requests do not wait for a flush, so a lowered threshold needs more slack.
+    /// threshold. The factor is larger for the current threshold, because running requests do not
+    /// wait for a flush when the threshold is lowered.
     fn has_reached_flushes(&self, times: usize) -> bool {
         let of_fewer = self.max_memory_pairs().saturating_mul(2 * times);
         self.weight() >= of_fewer.min(times * self.options.memory_pairs)
@@ -496,12 +498,12 @@ impl Ledger {
     }
 
     /// Visits the pairs in memory in sorted pieces, for a snapshot. May miss a pair that is flushed
-    /// concurrently. In that case the manifest lists its run before the call returns.
+    /// concurrently. In that case the manifest lists the run of that pair before the call returns.
     pub fn walk_memory(&self, each: impl FnMut(&Pairs)) {
         self.memory.walk(&(0..=u64::MAX), each);
     }
 
-    /// Returns sizes and counters.
+    /// Returns the current sizes and counters of the ledger.
     pub fn stats(&self) -> Stats {
         let ranges = self.ranges.load();
         let runs = || ranges.iter().flat_map(|range: &Arc<Range>| &range.runs);

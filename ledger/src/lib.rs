@@ -15,31 +15,31 @@
 //! filter reports the pair, the lookup reads the one block that the index selects. [`Ledger::ask`]
 //! returns a [`PendingLookup`] that describes the read. The caller can thus read in another thread.
 //!
-//! A flush writes the pairs of a range to a new run and merges it with the newest runs that the
-//! merge policy selects. It divides ranges that are too large. See [`Flush`].
+//! A flush merges the pairs of a range in memory with the newest runs that the merge policy
+//! selects, and writes a new run. A flush also divides ranges that are too large. See [`Flush`].
 //!
 //! # Recovery
 //!
 //! The ledger has no log. The caller's snapshot contains the pairs in memory
 //! ([`Ledger::walk_memory`], [`Ledger::drops`]), and the manifest lists the runs. A flush syncs the
 //! log before the manifest lists its runs, so a run never contains a change that the log lacks.
-//! Afterwards it removes the pairs from memory. A snapshot plus the runs of its manifest therefore
-//! contain every pair logged before the replay position.
+//! Afterwards the flush removes the pairs from memory. A snapshot plus the runs of its manifest
+//! therefore contain every pair logged before the replay position.
 //!
 //! Each run records a log offset. The run and the older runs of its range contain all changes
-//! before this offset. Replay must skip these changes, and a load must skip them in a snapshot
-//! begun before this offset: see [`Ledger::covered`].
+//! before this offset. Replay must skip these changes. A load of a snapshot that was begun before
+//! this offset must skip them, too: see [`Ledger::covered`].
 //!
 //! # Rules
 //!
 //! - **L1** A pair leaves memory only after a run in the manifest contains its current state.
-//! - **L2** Of two runs of a range the one with the larger identity is newer. A merge takes the
+//! - **L2** Of two runs of a range, the run with the larger identity is newer. A merge takes the
 //!   newest runs and skips none. Only one thread at a time writes files.
 //! - **L3** The lowest run of a range has no unset pairs.
-//! - **L4** Readers search memory, then load the dropped ids, then the list of ranges. They find a
-//!   pair that concurrently moves to a run in at least one of these places. A drop is removed only
-//!   after the runs that it applies to. [`Ledger::settle`] checks whether an answer from disk is
-//!   still valid.
+//! - **L4** Readers search memory, then load the dropped ids, then the list of ranges. They thus
+//!   find a pair that concurrently moves from memory to a run. A drop is removed only after the
+//!   runs to which it applies. [`Ledger::settle`] checks whether an answer from disk is still
+//!   valid.
 
 #![deny(unsafe_code)]
 
@@ -61,7 +61,7 @@ mod snapshot;
 
 pub use ledger::{Ledger, Options, Stats};
 pub use pair::{MAX_MEMBER_BYTES, Member, OwnedMember, Pair, Pairs};
-pub use question::{Answer, PendingLookup};
+pub use question::{Answer, BlockBuffer, PendingLookup};
 pub use rewrite::Flush;
 pub use run::{Run, RunWriter};
 pub use snapshot::IdSnapshot;

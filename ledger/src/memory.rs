@@ -25,9 +25,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 const SHARDS: usize = 64;
 /// Number of pairs that a walk visits per lock acquisition.
 const PAIRS_PER_LOCK: usize = 1024;
-/// Number of pairs that a list reads from each shard in addition to its share.
+/// Number of pairs that [`Memory::list`] reads from each shard in addition to the shard's share.
 const MIN_PAIRS_PER_SHARD: usize = 16;
-/// Maximum number of changes in the list of an id; beyond it the list becomes a tree.
+/// Maximum number of changes in the list of an id. A longer list becomes a tree.
 const MAX_LIST_CHANGES: usize = 128;
 
 /// Bytes per id, including its share of tree nodes that are two thirds full.
@@ -36,7 +36,7 @@ const ID_BYTES: usize = 88;
 const PAIR_BYTES: usize = 22;
 /// Additional bytes per string: its entries in two maps.
 const STRING_BYTES: usize = 60;
-/// Bytes per id with strings: tree root and most of a node.
+/// Bytes per id that has strings: the tree's root and most of a node.
 const STRINGS_BYTES: usize = 210;
 
 #[derive(Clone, Copy)]
@@ -134,8 +134,8 @@ impl Numbers {
         }
     }
 
-    /// Calls `each` for the numbers after `after`, in order, until it returns false. Returns
-    /// whether it reached the end. The list must be sorted.
+    /// Calls `each` for the numbers after `after`, in order, until `each` returns false. Returns
+    /// whether the walk reached the end. The list must be sorted.
     fn walk(
         &mut self,
         after: Option<u64>,
@@ -182,8 +182,9 @@ impl Members {
         self.numbers.len() + self.strings.as_ref().map_or(0, |strings| strings.len())
     }
 
-    /// Calls `each` for the members after `after`, numbers first, until it returns false. Returns
-    /// whether it reached the end. Subtracts from `usage` the changes that sorting removed.
+    /// Calls `each` for the members after `after`, numbers first, until `each` returns false.
+    /// Returns whether the walk reached the end. Subtracts from `usage` the changes that sorting
+    /// removed.
     fn walk(
         &mut self,
         usage: &MemoryUsage,
@@ -230,8 +231,8 @@ fn shard_of(id: u64) -> usize {
 }
 
 impl Shard {
-    /// Calls `each` for the pairs of an id range, starting after `after`, until it returns false.
-    /// `copies` marks the pairs as copied by a flush.
+    /// Calls `each` for the pairs of an id range, starting after `after`, until `each` returns
+    /// false. `copies` marks the pairs as copied by a flush.
     fn walk(
         &mut self,
         usage: &MemoryUsage,
@@ -344,7 +345,8 @@ impl Memory {
         }
     }
 
-    /// Calls `may` under the lock. A pair that was dropped and set again thus stays.
+    /// Calls `may` while holding the shard lock, so that a pair that was dropped and set again
+    /// stays.
     fn remove_of_id(&self, id: u64, group: &[Pair<'_>], may: impl Fn(u64) -> bool) {
         let mut shard = self.shards[shard_of(id)].lock();
         if !may(id) {
@@ -416,8 +418,8 @@ impl Memory {
         self.walk_or_copy(ids, false, each);
     }
 
-    /// Same as [`Memory::walk`], but marks the pairs as copied by a flush. When they are on disk,
-    /// [`Memory::remove_copied`] removes them.
+    /// Same as [`Memory::walk`], but marks the pairs as copied by a flush. When the copies are on
+    /// disk, [`Memory::remove_copied`] removes the pairs from memory.
     pub(crate) fn copy(&self, ids: &RangeInclusive<u64>, each: impl FnMut(&Pairs)) {
         self.walk_or_copy(ids, true, each);
     }
@@ -447,8 +449,8 @@ impl Memory {
         }
     }
 
-    /// Returns the next pairs of an id range after the pair `after`, sorted. About `most` of them
-    /// are set. Also returns the position up to which the result is complete; `None` if it is
+    /// Returns the next pairs of an id range after the pair `after`, sorted. About `most` of these
+    /// pairs are set. Also returns the position up to which the result is complete; `None` if it is
     /// complete to the end. Reads twice the average share from each shard.
     pub(crate) fn list(
         &self,
@@ -487,8 +489,8 @@ fn name(seeds: &[RandomState; 2], id: u64, member: &[u8]) -> u128 {
 }
 
 /// Returns the memory use of a string in bytes: its map entries plus its allocation with two
-/// reference counts, rounded up to jemalloc's size class. Classes are 16 bytes apart up to 128.
-/// Above, each power of two has four classes.
+/// reference counts, rounded up to jemalloc's size class. Size classes are 16 bytes apart up to 128
+/// bytes. Above 128 bytes, there are four classes per power of two.
 fn string_bytes(bytes: &[u8]) -> usize {
     let needed = 2 * size_of::<usize>() + bytes.len();
     let step = if needed <= 128 { 16 } else { 1 << ((needed - 1).ilog2() - 2) };

@@ -1,4 +1,4 @@
-//! Merges sorted sources. Returns the newest state of each pair.
+//! Merges sorted sources into one sequence, with the newest state of each pair.
 
 use crate::pair::{Member, Pair, Pairs};
 use crate::run::Run;
@@ -73,15 +73,16 @@ impl MergeSource {
     }
 }
 
-/// Merges sources, newest first. Calls `each` for the newest state of each pair, in order, until it
-/// returns false. `is_dropped_from` returns whether a drop applies to an id's pairs from a source.
+/// Merges sources, newest first. Calls `each` for the newest state of each pair, in order, until
+/// `each` returns false. `is_dropped_from` returns whether a drop applies to an id's pairs from a
+/// source.
 pub(crate) fn merge(
     sources: &mut [MergeSource],
     is_dropped_from: impl Fn(u64, Option<u64>) -> bool,
     mut each: impl FnMut(Pair<'_>) -> store::Result<bool>,
 ) -> store::Result<()> {
     loop {
-        // Lowest pair; among equal ones, the newest.
+        // Select the lowest pair, and the newest of several equal pairs.
         let mut lowest: Option<(usize, Pair<'_>)> = None;
         for (at, source) in sources.iter().enumerate() {
             if let Some(pair) = source.peek()

@@ -8,7 +8,7 @@ pub const MAX_MEMBER_BYTES: usize = 512;
 /// Second half of a pair. Numbers sort before byte strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Member<'a> {
-    /// A number.
+    /// A member that is a number.
     Number(u64),
     /// Any other bytes, at most [`MAX_MEMBER_BYTES`].
     Bytes(&'a [u8]),
@@ -17,9 +17,9 @@ pub enum Member<'a> {
 /// A [`Member`] that owns its bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OwnedMember {
-    /// A number.
+    /// A member that is a number.
     Number(u64),
-    /// Any other bytes.
+    /// A member of any other bytes.
     Bytes(Box<[u8]>),
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn hash_of(id: u64, member: Member<'_>) -> u64 {
     }
 }
 
-/// Pair with its state.
+/// A pair with its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair<'a> {
     /// First half of the pair.

@@ -1,6 +1,7 @@
 //! Lookup in steps: each step returns the next block to read.
 //!
-//! [`PendingLookup::read`] blocks on the disk; the caller chooses the thread.
+//! [`PendingLookup::read`] blocks on the disk; the caller chooses the thread. Consecutive lookups
+//! share a [`BlockBuffer`], which keeps the last block of each run.
 
 use crate::pair::{Member, OwnedMember, hash_of};
 use crate::ranges::Range;
@@ -55,7 +56,7 @@ impl PendingLookup {
         }
     }
 
-    /// Returns the pair.
+    /// Returns the pair that is looked up.
     pub fn pair(&self) -> (u64, Member<'_>) {
         (self.id, self.member.as_member())
     }
@@ -86,6 +87,35 @@ impl PendingLookup {
         self.range.runs[self.run].read(self.block, &mut block)?;
         self.take(&block)
     }
+
+    /// Like [`PendingLookup::read`], but reads the block only if `buffer` does not contain it.
+    pub fn read_buffered(self, buffer: &mut BlockBuffer) -> store::Result<Answer> {
+        let BlockBuffer { range, blocks, reads } = buffer;
+        if !range.as_ref().is_some_and(|range| Arc::ptr_eq(range, &self.range)) {
+            *range = Some(self.range.clone());
+            blocks.clear();
+            blocks.resize(self.range.runs.len(), None);
+        }
+        let (number, bytes) =
+            blocks[self.run].get_or_insert_with(|| (usize::MAX, Box::new([0; BLOCK_BYTES])));
+        if *number != self.block {
+            *number = usize::MAX;
+            self.range.runs[self.run].read(self.block, bytes)?;
+            (*number, *reads) = (self.block, *reads + 1);
+        }
+        self.take(bytes)
+    }
+}
+
+/// The last block read from each run of a range. Lookups in the order of their pairs need most
+/// blocks several times in succession.
+#[derive(Debug, Default)]
+pub struct BlockBuffer {
+    range: Option<Arc<Range>>,
+    /// For each run: number and contents of the block.
+    blocks: Vec<Option<(usize, Box<[u8; BLOCK_BYTES]>)>>,
+    /// Number of blocks read from disk.
+    pub reads: u64,
 }
 
 /// Returns the first run, starting at index `from`, that may contain the pair, and the block in it.

@@ -11,7 +11,7 @@ pub(crate) struct Range {
     pub(crate) runs: Vec<Arc<Run>>,
 }
 
-/// All ranges, sorted by `low`. The first one begins at 0.
+/// All ranges, sorted by `low`. The first range begins at id 0.
 pub(crate) type Ranges = Vec<Arc<Range>>;
 
 /// Groups runs into ranges. Files of one range overlap, because its lowest run covers the whole
@@ -58,11 +58,12 @@ pub(crate) fn high(ranges: &Ranges, at: usize) -> u64 {
     ranges.get(at + 1).map_or(u64::MAX, |next| next.low - 1)
 }
 
-/// Returns how many of a range's runs, newest first, to merge with `pairs` new pairs.
+/// Returns the number of runs, from the newest on, to merge with `pairs` new pairs.
 ///
-/// - None, if the range may have another run.
-/// - All, if the upper runs exceed 1/`part` of the lowest by `room` or more. The lowest run is thus
-///   rewritten at most `part` times while it doubles, and the filters of the upper runs stay small.
+/// - 0 if the range may have another run.
+/// - All runs if the upper runs exceed 1/`part` of the lowest by `room` or more. The lowest run is
+///   thus rewritten at most `part` times while it doubles, and the filters of the upper runs stay
+///   small.
 /// - Otherwise the newest run, and each following one that is at most twice as large as all pairs
 ///   selected so far.
 pub(crate) fn runs_to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u64) -> usize {
@@ -103,7 +104,7 @@ mod tests {
     fn runs_of_a_range_stay_bounded_and_few_pairs_are_rewritten() {
         let few = [(1000, 20_000), (50, 40_000), (100_000, 300)].map(|few| (few, 0));
         for ((flush, flushes), room) in few.into_iter().chain([((1000, 20_000), 4000)]) {
-            // Newest first.
+            // The newest run comes first.
             let (mut runs, mut written): (Vec<u64>, u64) = (vec![], 0);
             for _ in 0..flushes {
                 let n = runs_to_merge(&runs, flush, 4, 12, room);

@@ -2,8 +2,8 @@
 //! memory and the newest runs of a range into one run.
 //!
 //! A rewrite creates its file before it copies pairs from memory (step 1), so a later drop applies
-//! to the file. The merge policy (`ranges::runs_to_merge`) selects the runs. If it selects all runs
-//! and the range is too large, the rewrite divides it into several files.
+//! to the file. The merge policy (`ranges::runs_to_merge`) selects the runs. If the policy selects
+//! all runs and the range is too large, the rewrite divides the range into several files.
 
 use crate::ledger::{Ledger, Options};
 use crate::merge::{MergeSource, merge};
@@ -15,25 +15,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use store::{Error, FileEntry, NewFiles, Store, Tag};
 
-/// Which ranges to flush.
+/// Selects the ranges to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
-    /// All pairs.
+    /// All ranges with pairs in memory.
     All,
-    /// The ranges with the most pairs, until half of the threshold is left. Ranges of old ids with
-    /// few pairs stay in memory.
+    /// The ranges with the most pairs, until half of the flush threshold is left in memory. Ranges
+    /// of old ids with few pairs stay in memory.
     Most,
 }
 
 #[derive(Clone, Copy)]
 struct MemoryFlush {
     pairs: usize,
-    /// Log offset; see [`Ledger::flush`].
+    /// Log offset up to which memory or runs contain all changes; see [`Ledger::flush`].
     covered: u64,
 }
 
 struct RangeRewrite<'a> {
-    /// Index of the range.
+    /// Index of the rewritten range.
     at: usize,
     /// Number of runs replaced, newest first.
     merged: usize,
@@ -66,8 +66,8 @@ impl Ledger {
         let excess: u64 = ranges.iter().map(|range| ranges::excess(range, upper_part)).sum();
         let mut room = self.options.upper_pairs.saturating_sub(excess);
         let (mut left, mut damaged) = (self.memory.len(), None);
-        // Half of the flush threshold. Pairs with long members count as several pairs, so fewer may
-        // stay.
+        // Half of the flush threshold. Pairs with long members count as several pairs, so fewer
+        // pairs may stay in memory.
         let may_stay = self.max_memory_pairs() / 2 * left / self.weight().max(1);
         let mut rewrites: Vec<RangeRewrite<'_>> = Vec::new();
         let written = self.ranges_in_memory(&ranges).into_iter().try_for_each(|(at, pairs)| {
@@ -114,7 +114,7 @@ impl Ledger {
         let is_within = |at: usize| ranges[at].low <= high && ranges::high(&ranges, at) >= low;
         let within = (0..ranges.len()).filter(|&at| is_within(at));
         let (empty, written): (Vec<_>, Vec<_>) = within.partition(|&at| ranges[at].runs.is_empty());
-        // Drops apply only to runs. These ranges have no runs, and the lock prevents new ones.
+        // Drops apply only to runs. These ranges have no runs, and the lock prevents new runs.
         for at in empty {
             self.forget_drops(ranges[at].low, ranges::high(&ranges, at), u64::MAX);
         }
@@ -138,7 +138,7 @@ impl Ledger {
     }
 
     /// Removes all ranges that are entirely below `horizon`, without reading them, and their pairs
-    /// in memory. Returns whether it removed a range. Other pairs below the horizon stay.
+    /// in memory. Returns whether any range was removed. Other pairs below the horizon stay.
     pub fn drop_below(&self, store: &Store, horizon: u64) -> store::Result<bool> {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
@@ -170,7 +170,7 @@ impl Ledger {
     }
 
     /// Flushes the range at index `at`. Merges the runs that the merge policy selects, but only
-    /// those newer than the newest unreadable run.
+    /// runs newer than the newest unreadable run.
     fn rewrite_readable<'a>(
         &'a self,
         store: &'a Store,
@@ -215,12 +215,13 @@ impl Ledger {
         let (low, high) = (range.low, ranges::high(ranges, at));
         let total = from_memory.map_or(0, |from| from.pairs) as u64
             + range.runs[..merged].iter().map(|run| run.pairs()).sum::<u64>();
-        // The stamp is valid for the whole range, so use only the stamps of runs that cover the
-        // whole range.
+        // A file's stamp is the log offset that it covers. The stamp of the new file is valid for
+        // the whole range, so use only the stamps of runs that cover the whole range.
         let answering = range.runs.iter().filter(|run| run.answers_for(low));
         let answering = answering.filter(|run| run.answers_for(high)).map(|run| run.covered());
-        // After a restart it is unknown to which runs a drop applies. If older runs remain that
-        // contain dropped pairs, replay must read the drop and all later writes from the log.
+        // After a restart the ledger does not know to which runs a drop applies. If older runs
+        // remain that contain dropped pairs, replay must read the drop and all later writes from
+        // the log.
         let flushed = from_memory.filter(|_| is_lowest || !self.has_drops(low, high));
         let flushed = flushed.map(|from| from.covered);
         let pieces = if is_lowest { total.div_ceil(self.options.range_pairs).max(1) } else { 1 };
@@ -358,11 +359,11 @@ fn is_among(runs: &[Arc<Run>], file: &FileEntry) -> bool {
 struct RunOutput<'a> {
     ledger: &'a Ledger,
     store: &'a Store,
-    /// Tag of the next file. Its `high` is the end of the range until the file ends.
+    /// Tag of the next file. `high` is the end of the range until the end of the file is known.
     tag: Tag,
     is_lowest: bool,
-    /// Number of pairs per file; the last id of a file may exceed it. `left` is the number of files
-    /// still to begin.
+    /// Number of pairs per file. The pairs of the last id of a file may exceed this number. `left`
+    /// is the number of files still to begin.
     piece: u64,
     left: u64,
     last: Option<u64>,

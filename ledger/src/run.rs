@@ -1,6 +1,6 @@
 //! Run: an immutable file of the store with the sorted pairs of one id range.
 //!
-//! A run is a page file (`store/src/cold/pages.rs`). Its pages are blocks of pairs (`block.rs`).
+//! A run is a page file (`store/src/cold/pages.rs`) whose pages are blocks of pairs (`block.rs`).
 //! The note of the page file contains:
 //!
 //! ```text
@@ -17,8 +17,8 @@
 //!
 //! Integers are little-endian. A note is valid only if version and flags are known, the ids are
 //! within the file's range, the counts are possible, and index and filter have the right lengths.
-//! The lowest run of a range has no unset pairs, because there is no older state to hide. It has no
-//! filter, because nearly all lookups that reach it find their pair.
+//! The lowest run of a range has no unset pairs, because there is no older state to hide. The
+//! lowest run has no filter, because nearly all lookups that reach this run find their pair.
 
 use crate::block::{Block, Builder};
 use crate::filter::Filter;
@@ -94,8 +94,8 @@ impl Run {
         self.file.entry()
     }
 
-    /// Returns the identity. Every new file gets a larger one, so of two runs the one with the
-    /// larger identity is newer.
+    /// Returns the identity of the run. Every new file gets a larger identity, so of two runs the
+    /// one with the larger identity is newer.
     pub fn identity(&self) -> u64 {
         self.file.identity()
     }
@@ -106,7 +106,7 @@ impl Run {
         self.entry().tag.stamp
     }
 
-    /// Whether the id is in the range that the run was written for.
+    /// Whether the id is in the id range that the run was written for.
     pub(crate) fn answers_for(&self, id: u64) -> bool {
         let tag = self.entry().tag;
         (tag.low..=tag.high).contains(&id)
@@ -145,20 +145,21 @@ impl Run {
         may.then(|| self.index.block_of(id, member))
     }
 
-    /// Returns the first block that may contain this pair or a later one.
+    /// Returns the first block that may contain this pair or a later pair.
     pub(crate) fn block_from(&self, id: u64, member: Option<Member<'_>>) -> usize {
-        // The first pairs of an id may be in the block before the first one that begins with the
+        // The first pairs of an id may be in the block before the first block that begins with the
         // id.
         self.index.block_of(id, member.unwrap_or(Member::Number(0)))
     }
 
+    /// Returns whether a pair is set, or `None` if the block does not contain it. `bytes` is the
+    /// block as [`Run::read`] returned it.
     pub(crate) fn find(
         &self,
         block: usize,
         bytes: &[u8; BLOCK_BYTES],
         (id, member): (u64, Member<'_>),
     ) -> store::Result<Option<bool>> {
-        self.file.verify(block as u64, bytes)?;
         let found = Block::new(bytes).find(id, member);
         found.map_err(|what| self.file.corrupt(block as u64, what))
     }

@@ -1,4 +1,4 @@
-//! Probing of tables with canaries; [`FpEstimator`] counts the results.
+//! Probes tables with canaries. [`FpEstimator`] counts the results.
 
 use crate::fp_estimator::{CanaryCounts, FALSE_POSITIVES_WANTED, FpEstimator};
 use crate::hash::Seed;
@@ -7,12 +7,12 @@ use crate::table::Table;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Table {
-    /// Looks up `count` canaries and returns all results so far.
+    /// Looks up `count` canaries and returns the totals of all lookups so far.
     pub(crate) fn probe(&self, seed: Seed, low: u64, count: u64) -> CanaryCounts {
         let pairs = self.pairs();
         let mut canaries = self.canaries.lock();
         if self.cold().is_some() {
-            // Each lookup in a cold table would read the disk.
+            // This table is cold: each lookup would read the disk.
             return canaries.measured;
         }
         if !canaries.count_for(pairs) {
@@ -37,8 +37,8 @@ impl Table {
 }
 
 impl Space {
-    /// Looks up `count` canaries, 0.1 µs each, in the next table whose rate is not yet known
-    /// precisely. Returns `false` if there is none.
+    /// Looks up `count` canaries in the next table whose false-positive rate is not yet known
+    /// precisely, at about 0.1 µs per lookup. Returns `false` if there is no such table.
     pub fn probe(&self, count: u64) -> bool {
         let tables = self.ring.load();
         let entries = tables.entries();
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(table.probe(Seed::new(1), 0, 10).canaries, 10);
     }
 
-    /// Compares the bounds with exact Poisson tails.
+    /// Compares the bounds with exact tail probabilities of the Poisson distribution.
     #[test]
     fn bounds_are_right_but_for_one_in_740() {
         let no_more_than = |yes: u64, mean: f64| {
@@ -117,8 +117,8 @@ mod tests {
         assert_eq!((nothing.rate(), nothing.at_least(), nothing.at_most()), (None, 0.0, 1.0));
     }
 
-    /// Probing stops once the rate of each table is known. The measured rate matches the derived
-    /// one, and the lower bound exceeds the configured rate when a filter is overfull.
+    /// Probing stops once the rate of each table is known. The measured rate matches the calculated
+    /// rate, and the lower bound exceeds the configured rate when a filter is overfull.
     #[test]
     fn each_table_is_asked_until_its_rate_is_known() {
         let options = Options {

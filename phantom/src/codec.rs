@@ -101,8 +101,8 @@ pub struct StoredTable {
     pub(crate) table: Table,
     /// Number of pages of the following table's first filter; 0 if unknown.
     pub(crate) next_pages: usize,
-    /// Whether the table is newer than the head. If so, it already contains the head's outliers of
-    /// its ids.
+    /// Whether the table is newer than the head. If so, the table already contains those of the
+    /// head's outliers that are in its id range.
     pub(crate) is_later: bool,
 }
 
@@ -121,8 +121,8 @@ fn block<const N: usize>(items: impl Iterator<Item = [u8; N]>, bytes: &mut Vec<u
 }
 
 /// Encodes `table` in pieces of at most 64 KiB plus a checksum. Other threads may write
-/// concurrently. The result contains every pair set before the call; the log contains later
-/// deletions.
+/// concurrently. The result contains every pair set before the call. Deletions made afterwards are
+/// in the log.
 pub(crate) fn encode_table<E>(
     seed: Seed,
     (low, last): (u64, u64),
@@ -217,7 +217,7 @@ pub(crate) fn check_header(
     }
     let too_large = |bytes: u64| Err(DecodeError::TooLarge { bytes, limit });
     let pages = field(40);
-    // The upper bound prevents overflows below.
+    // This upper bound on the page count prevents overflows below.
     if pages == 0 || pages > 1 << 36 {
         return too_large(pages.saturating_mul(4096));
     }

@@ -18,7 +18,7 @@
 //! - **C1** A pair leaves `late` only after the lower filters contain it. Readers search `late`
 //!   first.
 //! - **C2** The lower filters are immutable. A table is frozen under the barrier that excludes
-//!   writers. A reader with an older list of tables still uses the former table.
+//!   writers. A reader with an older list of tables still uses the table in memory.
 //! - **C3** Replay of the log does not read the disk. It treats every pair as late, and the merge
 //!   skips pairs that the filters already contain.
 
@@ -88,7 +88,7 @@ impl Space {
         self.table_over(id).is_some_and(|(_, table)| table.cold().is_some())
     }
 
-    /// Returns whether only the filter pages on disk can tell if the pair is set.
+    /// Returns whether the answer for this pair requires a read of filter pages on disk.
     pub fn needs_disk(&self, pair: &Pair) -> bool {
         let Some((_, table)) = self.table_over(pair.id) else { return false };
         let Some(cold) = table.cold().filter(|cold| cold.memory().is_none()) else { return false };
@@ -101,8 +101,9 @@ impl Space {
         (self.late.load(Relaxed), most.max(64) as usize)
     }
 
-    /// Returns the table with the most late pairs: its lowest id and their number. `may` filters
-    /// the tables by lowest id. `None` if no table qualifies.
+    /// Returns the table with the most late pairs: its lowest id and their number. Considers only
+    /// tables whose lowest id satisfies `may`. Returns `None` if there is no such table with late
+    /// pairs.
     pub fn most_late(&self, may: impl Fn(u64) -> bool) -> Option<(u64, usize)> {
         let tables = self.ring.load();
         let late = tables
@@ -134,13 +135,14 @@ impl Space {
         } else {
             cold.has(pair).map_err(Error::from)?
         };
-        // Order matters: a rebuild may write the page before this pair is passed on.
+        // Test the successor before it receives the pair. A rebuild may already have written the
+        // pair's page.
         let is_lacking = set && table.successor_lacks(pair);
         if is_lacking {
             table.pass_on(pair)?;
         }
         if is_set == set {
-            // The new filters may lack a pair that the old filters report as set.
+            // The new filters may lack this pair, although the old filters report it as set.
             if is_lacking {
                 cold.keep_late(hash);
             }
@@ -155,7 +157,8 @@ impl Space {
             return Err(Error::LateFull.into());
         }
         first()?;
-        // This also applies to deleted pairs: replay may have deleted a pair that the filters lack.
+        // A deleted pair also becomes a late pair, because replay may have deleted a pair that the
+        // filters do not contain.
         cold.keep_late(hash);
         table.revoked.remove(hash);
         table.touch();

@@ -53,7 +53,7 @@ impl Hasher for PairHashHasher {
 }
 
 pub(crate) struct DeletedPairs {
-    /// Number of shards after the first insertion.
+    /// Number of shards that the first insertion allocates.
     most_shards: usize,
     shards: OnceLock<Box<[RwLock<Hashes>]>>,
     /// Number of pairs plus reservations.
@@ -93,7 +93,7 @@ impl DeletedPairs {
     }
 
     /// Reserves room for one pair. Returns `false` if the set already has `most` pairs. The caller
-    /// must insert or [release](DeletedPairs::release).
+    /// must then insert a pair or [release](DeletedPairs::release) the reservation.
     pub(crate) fn reserve(&self, most: usize) -> bool {
         let room = |len: usize| len.checked_add(1).filter(|&len| len <= most);
         self.len.fetch_update(SeqCst, SeqCst, room).is_ok()

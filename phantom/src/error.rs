@@ -8,7 +8,7 @@ pub enum Error {
     /// The table has `max_revoked` deleted pairs. Recycle the table or raise the limit.
     #[error("too many unset pairs in this table (max_unset)")]
     RevokedFull,
-    /// The id is further ahead than `max_ahead` allows.
+    /// The id exceeds the frontier by more than `max_ahead`.
     #[error("key too big")]
     KeyTooBig,
     /// The space is at its memory limit, and the write needs an extension filter or another

@@ -35,7 +35,7 @@ const _: () = assert!(MAX_BITS <= DRAWS && LINE_WORDS * LINES == PAGE_WORDS);
 pub(crate) struct Probe {
     /// Index of the page's first word.
     page: usize,
-    /// Offset of each line's first word in the page; the same in every filter.
+    /// Offset of each line's first word in the page. The offsets are the same in every filter.
     lines: [usize; 2],
 }
 
@@ -46,7 +46,8 @@ impl Probe {
     }
 }
 
-/// Returns the word from which the bits of a pair in one line are drawn; the same in every filter.
+/// Returns the word from which the bits of a pair in one line are drawn. The word is the same in
+/// every filter.
 #[inline(always)]
 pub(crate) fn draws(pair: &Pair, side: usize) -> u64 {
     mix(if side == 0 {
@@ -102,7 +103,7 @@ impl Filter {
         Probe { page: self.page(pair), lines: lines_of(pair) }
     }
 
-    /// Returns the position of `pair` in this filter, given its `probe` in another one.
+    /// Returns the position of `pair` in this filter, given its `probe` in another filter.
     #[inline(always)]
     pub(crate) fn probe_resized(&self, pair: &Pair, probe: &Probe) -> Probe {
         Probe { page: self.page(pair), ..*probe }
@@ -247,8 +248,8 @@ fn has_draws(bits: usize, line: &Line, draws: u64) -> bool {
     (0..bits).fold(1, |all, i| all & bit(line, draws >> (9 * i))) & 1 == 1
 }
 
-/// Returns a bit mask of the first `number` pairs whose first line does not exclude them. All
-/// filters must have at least `bits` bits per line.
+/// Returns a bit mask of those among the first `number` pairs that their first lines do not
+/// exclude. All filters must have at least `bits` bits per line.
 pub(crate) fn seem_set<const N: usize>(
     bits: usize,
     number: usize,
@@ -408,8 +409,8 @@ mod tests {
                     })
                     .count() as f64;
                 let expected = rate * probes as f64;
-                // Four standard deviations of the count, and a margin for the variation between
-                // filters.
+                // The slack is four standard deviations of the count, plus a margin for the
+                // variation between filters.
                 let slack = 4.0 * expected.sqrt() + 0.03 * expected;
                 assert!(
                     (yes - expected).abs() < slack,

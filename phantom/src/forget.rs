@@ -78,8 +78,8 @@ impl Space {
         }
     }
 
-    /// Restores the generations of a snapshot. If the snapshot read the generations after the head,
-    /// the outliers of [`Space::restore`] belong to these generations.
+    /// Restores the generations of a snapshot. If the snapshot read them after the head, the
+    /// outliers passed to [`Space::restore`] belong to these generations.
     pub fn restore_generations(&self, forgotten: &[(u64, u64)]) {
         let horizon = self.horizon();
         let known = forgotten.iter().filter(|(id, _)| *id >= horizon);
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(space.forgotten(0, u64::MAX), [(0, 1), (7, 2)]);
     }
 
-    /// An old log record contains a pair of an earlier generation.
+    /// A log record written before a forget contains a pair of an earlier generation.
     #[test]
     fn replayed_pair_of_an_earlier_generation_stays_invisible() {
         let space = space(1000);

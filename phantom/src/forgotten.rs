@@ -11,7 +11,7 @@
 //!
 //! Readers take no lock. A writer adds an id in place, or builds a larger map and swaps it in.
 //! While no id is forgotten, a lookup costs one extra branch. The ids below the horizon are removed
-//! together with their tables; `max_forgotten` bounds the number of the others.
+//! together with their tables; `max_forgotten` limits the number of remaining ids.
 
 use crate::hash::{Pair, Seed, mix};
 use arc_swap::ArcSwap;
@@ -121,7 +121,7 @@ impl Forgotten {
         if self.any() { self.now.load().of(self.secret, id) } else { 0 }
     }
 
-    /// Converts pairs of generation 0 to the current generation of their ids.
+    /// Recomputes pairs of generation 0 in the current generations of their ids.
     #[cold]
     #[inline(never)]
     pub(crate) fn renew(&self, seed: Seed, pairs: &mut [Pair]) {
@@ -142,7 +142,7 @@ impl Forgotten {
         self.now.load().slots.len() * size_of::<Slot>()
     }
 
-    /// Raises the generation of an id. Returns whether the previous one was lower.
+    /// Raises the generation of an id. Returns whether the previous generation was lower.
     pub(crate) fn raise(&self, id: u64, generation: u64, horizon: u64) -> bool {
         let _writing = self.writing.lock();
         let mut now = self.now.load_full();
@@ -186,8 +186,8 @@ impl Forgotten {
         }
     }
 
-    /// Returns the result of [`Forgotten::within`] under the writers' lock. A thread that raises a
-    /// generation afterwards sees all earlier writes of the thread that made this call.
+    /// Returns the result of [`Forgotten::within`] while holding the writers' lock. A thread that
+    /// raises a generation afterwards sees all earlier writes of the thread that made this call.
     pub(crate) fn note(&self, low: u64, last: u64) -> Vec<(u64, u64)> {
         let _writing = self.writing.lock();
         self.within(low, last)

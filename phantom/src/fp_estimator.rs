@@ -4,8 +4,8 @@
 //! At a rate of 0.01 % ten thousand canaries give one false positive, which is too few for an
 //! estimate. A background thread therefore probes one table after another
 //! ([`Space::probe`](crate::Space::probe)), until [`FALSE_POSITIVES_WANTED`] false positives are
-//! expected per table. The rate is then known within a third. The counts start over when the table
-//! has grown by a sixteenth, which changes its rate.
+//! expected per table. The rate is then known to within a third of its value. The counts start over
+//! when the table has grown by a sixteenth, which changes its rate.
 //!
 //! With few canaries the bounds are more useful than the rate. An alarm for an exceeded rate should
 //! use [`CanaryCounts::at_least`].

@@ -1,8 +1,8 @@
 //! Fuzz target for the table decoder, and a deterministic test with seeded random input.
 //!
 //! Random bytes would never pass the checks of magic, fingerprint and checksums. The first byte of
-//! the input selects which of them to repair, so that corrupt data reaches the code behind those
-//! checks.
+//! the input selects which of these fields to repair, so that corrupt data reaches the code behind
+//! the checks.
 
 use crate::{DecodeError, Member, Options, Space, StoredTable, TableDecoder};
 
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::Unreadable;
 
-    /// Returns [`space`] with `pairs` more pairs, and deletes the last `unset` of them.
+    /// Returns [`space`] with `pairs` more pairs, of which the last `unset` are deleted again.
     fn grown(pairs: u64, unset: u64) -> Space {
         let other = space();
         for member in 100..100 + pairs {

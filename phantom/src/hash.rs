@@ -7,9 +7,9 @@
 //!   later generation:    XXH3-128( id LE 8 | hash of the pair LE 16 | generation LE 8 )   32
 //! ```
 //! All use the space's secret seed. The inputs differ in length, so pairs of different kinds never
-//! share an input, and no client can name a canary. The id and the member are hashed together:
-//! packing both into one word would make some pairs collide with certainty. Without the seed no
-//! client can target one page of a filter.
+//! share an input, and no client can construct a canary. The id and the member are hashed together,
+//! because packing both into one word would make some pairs collide with certainty. Without the
+//! seed no client can target one page of a filter.
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -184,7 +184,7 @@ impl Seed {
         Pair::from_hash(first.id, xxh3_128_with_seed(&input, self.0))
     }
 
-    /// Returns the `n`-th canary at `id`, a pair that no client can set.
+    /// Returns the `n`-th canary of an id. A canary is a pair that no client can set.
     pub(crate) fn canary(self, id: u64, n: u64) -> Pair {
         let mut input = [0; 35];
         input[..8].copy_from_slice(&id.to_le_bytes());

@@ -20,7 +20,7 @@
 //! - **P3** Test-and-set of a pair is atomic: if two threads set the same pair, one gets `Changed`.
 //! - **P4** Only a rollover of a full ring raises the horizon (the lowest id that is still stored).
 //!   Writes to a single id cannot raise it.
-//! - **P5** A lookup waits for a writer for at most a few memory writes.
+//! - **P5** A lookup never waits for a writer for longer than a few memory writes take.
 //! - **P6** Every growing structure has a bound: outlier pairs, deleted pairs per table, forgotten
 //!   ids, memory. A write that would exceed a bound returns an error and changes nothing.
 //!

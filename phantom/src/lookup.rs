@@ -10,7 +10,7 @@
 //! other work between the passes.
 //!
 //! The second pass proceeds filter by filter on bit masks. It tests the first lines of all pairs,
-//! then the whole filter for the remaining ones. This avoids unpredictable branches per pair. The
+//! then the whole filter for the remaining pairs. This avoids unpredictable branches per pair. The
 //! passes also test pairs that need no lookup, and mask out their results.
 
 use crate::filter::{self, Line, seem_set};
@@ -22,8 +22,8 @@ use rolling::{Loaded, Unreadable, UnreadableIds, ones};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Maximum number of ids per lookup: uses all outstanding fetches of a core, and fits one bit per
-/// id into a u32.
+/// Maximum number of ids per lookup. This number uses all outstanding cache-line fetches of a core,
+/// and fits into a u32 bit mask.
 pub const BATCH: usize = 32;
 
 /// Number of first lines prefetched at once ([`rolling::prefetch`] explains the limit). The limit
@@ -40,16 +40,17 @@ pub struct Lookup<'s> {
     outliers: u32,
 }
 
-/// Working memory for a [`Lookup`], 1.6 kB. The caller provides it to avoid copies.
+/// Buffers for a [`Lookup`], 1.6 kB. The caller provides them to avoid copies.
 #[derive(Clone, Copy)]
 pub struct Pairs<'l> {
-    /// For each pair: hash, source of its bits in the first line, table, and first line in the
-    /// table's first filter.
+    /// Per pair: its hash, the word from which its bits are drawn, its table, and its first line in
+    /// the table's first filter.
     pairs: [Pair; BATCH],
     draws: [u64; BATCH],
     tables: [&'l Table; BATCH],
     lines: [&'l Line; BATCH],
-    /// Bit masks: ids below the horizon; pairs to look up; pairs whose table has extensions.
+    /// Bit masks of the ids below the horizon, of the pairs to look up, and of the pairs whose
+    /// table has extensions.
     unknown: u32,
     open: u32,
     chained: u32,
@@ -85,7 +86,7 @@ impl Answers {
 }
 
 impl Space {
-    /// Returns whether the pair is set.
+    /// Returns the state of the pair.
     #[inline]
     pub fn contains(&self, id: u64, member: &Member) -> Result<Answer, Unreadable> {
         self.contains_pair(&self.pair(id, member))
@@ -104,9 +105,9 @@ impl Space {
         }
     }
 
-    /// Appends one answer per id for a single member. Faster per id than [`Space::contains`],
-    /// because the cache misses of up to 32 pairs overlap. An id that cannot be read gets the
-    /// answer `No` and is listed in the error.
+    /// Appends one answer per id for a single member. This is faster per id than
+    /// [`Space::contains`], because the cache misses of up to 32 pairs overlap. An id that cannot
+    /// be read gets the answer `No` and is listed in the error.
     pub fn contains_batch(
         &self,
         member: &Member,
@@ -139,8 +140,8 @@ impl Space {
         UnreadableIds::check(failed)
     }
 
-    /// Begins a lookup of one member and at most [`BATCH`] ids. The head of this file explains the
-    /// two passes.
+    /// Begins a lookup of one member and at most [`BATCH`] ids. The module documentation explains
+    /// the two passes.
     ///
     /// # Panics
     /// If there are more than [`BATCH`] ids.
@@ -155,7 +156,8 @@ impl Space {
                 .enumerate()
                 .fold(0, |bits, (i, is_outlier)| bits | u32::from(is_outlier) << i);
         }
-        // The search of the outliers must come first; see the head of this file.
+        // The search of the outliers must precede the load of the tables. See the module
+        // documentation.
         Lookup { space: self, ids, member, tables: self.ring.load(), outliers }
     }
 
@@ -172,7 +174,7 @@ impl Space {
         self.pair_prefetcher().prefetch(id, member);
     }
 
-    /// Returns a handle that prefetches for many requests with one load of the list of tables.
+    /// Returns a handle that prefetches for many requests but loads the list of tables only once.
     #[inline]
     pub fn pair_prefetcher(&self) -> PairPrefetcher<'_> {
         PairPrefetcher { space: self, tables: self.ring.load() }
@@ -204,7 +206,7 @@ impl PairPrefetcher<'_> {
 }
 
 impl Lookup<'_> {
-    /// Returns working memory for this lookup.
+    /// Returns the buffers for this lookup.
     #[inline(always)]
     pub fn pairs(&self) -> Pairs<'_> {
         let oldest: &Table = self.tables.oldest().table();
@@ -271,9 +273,9 @@ impl Pairs<'_> {
         })
     }
 
-    /// Returns the pairs that an extension or a filter on disk contains.
+    /// Returns those of the pairs in `asked` that an extension or a filter on disk contains.
     fn in_chains(&self, asked: u32, failed: &mut Vec<Unreadable>) -> u32 {
-        // The pending pairs, compacted.
+        // Index, line and draws of the remaining pairs, without gaps.
         let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
         let mut found = 0;
         for (table, here) in self.by_table(asked) {

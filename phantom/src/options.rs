@@ -18,22 +18,22 @@ pub struct Options {
     /// Number of pairs in a full-size table at the configured rate. A pair takes 19.9 bits at
     /// 0.0001.
     pub pairs_per_table: u64,
-    /// Number of full-size tables kept in memory. Beyond it the oldest table is recycled, or
-    /// [spilled](Options::spill). At least 2.
+    /// Number of full-size tables kept in memory. Beyond this number the oldest table is recycled,
+    /// or [spilled](Options::spill). The minimum is 2.
     pub max_tables: usize,
     /// Whether the host writes the oldest table to disk (`cold`) instead of recycling it. While the
     /// host has not freed memory, the newest table grows up to the memory limit.
     pub spill: bool,
     /// Number of full-size tables kept in memory and on disk together, if the space spills. Beyond
-    /// it the oldest table is recycled. At least 2, or 0 for no limit.
+    /// this number the oldest table is recycled. The minimum is 2; 0 means no limit.
     pub keep_tables: usize,
     /// Maximum number of deleted pairs per table. Large sets take 26 bytes per pair.
     pub max_revoked: usize,
     /// Number of outlier pairs (pairs of ids far ahead of the ring) that the space always accepts
     /// and stores exactly. A pair takes 26 bytes, or about 190 if it is the only one of its id.
     /// Neighbouring ids get their own table at 1/16 of this number of pairs, or at 4,096 if that is
-    /// less. Above this number, scattered ids get tables as well. At least 1, because the first
-    /// table of a space opens for its outliers.
+    /// less. Above this number, scattered ids get tables as well. The minimum is 1, because the
+    /// first table of a space opens for its outliers.
     pub max_aside: usize,
     /// Maximum number of forgotten ids. Each takes 32 to 64 bytes until its table is recycled.
     pub max_forgotten: usize,
@@ -43,11 +43,11 @@ pub struct Options {
     /// Secret hash key, stored with the space and replicated. A client that knows it can construct
     /// colliding pairs.
     pub seed: u64,
-    /// Horizon of a new space. Lower ids get the same answer as those of recycled tables. Part of
-    /// the stored data.
+    /// Horizon of a new space. Lower ids get the same answer as ids of recycled tables. The value
+    /// is part of the stored data.
     pub first_id: u64,
-    /// Memory limit for filters, in bytes; `None` is twice the size of `max_tables` full tables. At
-    /// the limit tables get no more extensions ([`Error::Full`]), but the ring still opens new
+    /// Memory limit for filters, in bytes; `None` means twice the size of `max_tables` full tables.
+    /// At the limit tables get no more extensions ([`Error::Full`]), but the ring still opens new
     /// tables. Deleted pairs and outliers have separate limits.
     pub memory_limit_bytes: Option<u64>,
 }
@@ -75,8 +75,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the memory limit for filters in bytes: the configured one, or the default. The
-    /// default takes about 0.2 ms to compute.
+    /// Returns the memory limit for filters in bytes: the configured limit, or the default.
+    /// Computing the default takes about 0.2 ms.
     pub fn filter_bytes_limit(&self) -> u64 {
         let full = || {
             let pages = Sizing::in_chain(self.false_positive_rate, 0).pages(self.pairs_per_table);

@@ -12,7 +12,7 @@ pub enum Origin {
     BelowHorizon,
     /// The pair is in the set of deleted pairs.
     Unset,
-    /// The filters of a table.
+    /// The answer comes from the filters of a table.
     Filter {
         /// Lowest id of the table's range.
         low: u64,

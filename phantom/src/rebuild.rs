@@ -1,5 +1,5 @@
-//! Rebuild of a table's filters from an exact list of its pairs. Reasons are another false-positive
-//! rate, damage, or a long chain of filters.
+//! Rebuilds a table's filters from an exact list of its pairs. Reasons for a rebuild are a changed
+//! false-positive rate, damage, or a long chain of filters.
 //!
 //! ```text
 //!   1  begin_rebuild   the table gets an empty successor
@@ -22,15 +22,15 @@
 //! - **R4** The old filters serve lookups until the end. If the table spills during the rebuild, or
 //!   the successor runs out of memory, the old filters remain and the host starts over.
 //! - **R5** The list also contains outliers. They must not get into the successor, because deleting
-//!   an outlier does not change tables. When an outlier moves into a table, the move also sets it
-//!   in the successor. The host reads the list only after moves that may have missed the successor
-//!   have ended.
+//!   an outlier does not change tables. A thread that moves an outlier into a table also sets the
+//!   pair in the table's successor. The host reads its list only after all moves that may have
+//!   missed the successor have ended.
 //! - **R6** A forget must not turn old pairs into pairs of the new generation. `begin` reads the
 //!   generations after the table has its successor. The listed pairs get these generations. The
-//!   host removes an id from its list before the generation rises. If the generation is still
-//!   current at a put, the list contains no older pairs of the id. Otherwise the id was forgotten
-//!   after `begin`. Its listed pairs are either old, or were set after the forget and are already
-//!   in the successor. The put therefore skips them.
+//!   host removes an id from its list before the generation rises. If an id still has this
+//!   generation when the host puts its pairs, the list contains no older pairs of the id. Otherwise
+//!   the id was forgotten after `begin`. Its listed pairs are either old, or were set after the
+//!   forget and are already in the successor. The put therefore skips these pairs.
 
 use crate::Error;
 use crate::cold::Rewrite;
@@ -40,7 +40,7 @@ use crate::space::{Shape, Space};
 use crate::table::Table;
 use std::sync::Arc;
 
-/// Divisor: a rebuilt table has room for 1/16 more pairs than it contains.
+/// Divisor: a rebuilt table has room for at least 1/16 more pairs than it contains.
 const SPARE_PART: u64 = 16;
 
 /// Minimum free room, in pairs, that makes a rebuild worthwhile: 40 KB at 20 bits per pair.
@@ -48,7 +48,7 @@ const MIN_FREE_PAIRS: u64 = 1 << 14;
 /// Number of pairs whose cache lines are prefetched together.
 const PREFETCHED_PAIRS: usize = 16;
 
-/// Rebuild of a table. Dropping it cancels the rebuild.
+/// A rebuild in progress. Dropping it cancels the rebuild.
 pub struct Rebuild {
     range: (u64, u64),
     table: Arc<Table>,
@@ -84,7 +84,7 @@ impl Drop for Rebuild {
     }
 }
 
-/// Number of pairs in a table, and the planned number.
+/// Number of pairs in a table, and number of pairs planned for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableLoad {
     /// Lowest id of the table's range.
@@ -126,7 +126,8 @@ pub enum Rebuilt {
     Elsewhere(Box<Written>),
 }
 
-/// Rebuilt pages to write to disk. Until it is dropped, writes also go to the late pairs.
+/// Rebuilt pages to write to disk. While this value exists, writes also add their pairs to the late
+/// pairs.
 pub struct Written {
     /// Pages for [`Space::end_rewrite`].
     pub rewrite: Rewrite,
@@ -134,8 +135,9 @@ pub struct Written {
 }
 
 impl Space {
-    /// Returns the lowest ids of tables to rebuild, oldest first: those with another rate, and
-    /// those [requested](Space::ask_rebuild).
+    /// Returns the lowest ids of the tables to rebuild, oldest first. These are the tables whose
+    /// rate differs from the configured rate, and the tables for which a rebuild was
+    /// [requested](Space::ask_rebuild).
     pub fn to_rebuild(&self) -> Vec<u64> {
         let rate = self.false_positive_rate();
         let tables = self.ring.load();
@@ -169,7 +171,7 @@ impl Space {
     }
 
     /// Begins the rebuild of the table whose range begins at `low`. Returns `None` if there is no
-    /// such table. A space rebuilds one table at a time. The head of this file lists the steps.
+    /// such table. A space rebuilds one table at a time. The module documentation lists the steps.
     ///
     /// # Errors
     /// If the operating system refuses the memory.
@@ -204,7 +206,8 @@ impl Space {
         table.set_successor(Some(successor.clone()));
         // R6: read the generations after the table has its successor.
         let generations = self.forgotten.note(range.0, range.1);
-        // R5. The host does not wait for replayed moves, because they are not writers.
+        // R5: wait for moves of outliers that may have missed the successor. The host's own wait
+        // does not include replayed moves, because they are not client writes.
         self.outliers.wait_for_writers();
         Ok(Rebuild { range, table, successor, high: self.frontier.high(), generations })
     }
@@ -218,9 +221,9 @@ impl Space {
         rebuild: &Rebuild,
         pairs: impl Iterator<Item = (u64, Member<'m>)>,
     ) -> Result<(), Error> {
-        // R5.
+        // R5: outliers must not get into the successor.
         let is_in_tables = |pair: &Pair| Some(pair.id) <= rebuild.high && !self.is_outlier(pair);
-        // R6.
+        // R6: skip ids that were forgotten after the rebuild began.
         let pairs = pairs.filter_map(|(id, member)| {
             let (first, generation) = (self.first_pair(id, &member), rebuild.generation(id));
             (self.generation(id) == generation).then(|| match generation {
@@ -256,7 +259,7 @@ impl Space {
         if let Some(cold) = table.cold() {
             let mut late = vec![];
             cold.late.for_each(|hash| late.push(hash));
-            // R3.
+            // R3: drop the late pairs that the successor already contains.
             late.retain(|hash| next.has_in_memory(&Pair::from_hash(low, *hash)));
             let rewrite = self.rewrite_as(range, table, next, late);
             return Rebuilt::Elsewhere(Box::new(Written { rewrite, _rebuild: rebuild }));

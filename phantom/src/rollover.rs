@@ -4,10 +4,10 @@
 //! **Rollover.** The newest table of each id range is open: it receives the new ids of the range. A
 //! rollover closes it and opens a table above it, at capacity / (1 + late) pairs, which leaves room
 //! for late pairs. `late` is the measured ratio of pairs after the close to pairs before it (30 %
-//! until measured). It is above 1 in a feed whose posts are mostly read long after their creation.
-//! A table that closes earlier has fewer ids and a larger ratio. The plan still converges: the
-//! number of ids at the close grows with the square root of the previous number. The first table of
-//! a space is small and each next one is twice as large, up to `pairs_per_table`.
+//! until measured). The ratio exceeds 1 in a feed whose posts are mostly read long after their
+//! creation. A table that closes earlier has fewer ids and a larger ratio. The plan still
+//! converges: the number of ids at the close grows with the square root of the previous number. The
+//! first table of a space is small and each next one is twice as large, up to `pairs_per_table`.
 //!
 //! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs. A rollover that
 //! exceeds this recycles the oldest tables. A table counts as at most `pairs_per_table`; its
@@ -55,7 +55,8 @@ const LATE_RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.05..=15.0;
 const SAMPLED_TABLES: usize = 5;
 /// Safety factor for the measured ratio of late pairs.
 const HEADROOM: f64 = 1.2;
-/// Number of pairs moved from the outliers per step. A step holds their mutex for about 10 µs.
+/// Number of pairs moved from the outliers per step. A step holds the mutex of the outliers for
+/// about 10 µs.
 const OUTLIERS_PER_STEP: usize = 128;
 
 impl Space {
@@ -144,20 +145,22 @@ impl Space {
         }
     }
 
-    /// Marks the layout and the frontier as changed for the log.
+    /// Records that the layout and the frontier have changed and must be logged.
     fn has_changed(&self) {
         self.changes.fetch_add(1, SeqCst);
         self.news.store(true, SeqCst);
     }
 
-    /// Opens an id range for the outliers if there are enough of them. Returns whether it did.
+    /// Opens an id range for the outliers if there are enough of them. Returns whether a range was
+    /// opened.
     fn open_range(&self) -> bool {
         let (Some(_alone), Some(_no_rewrite)) = (self.rolling.try_lock(), self.merging.try_lock())
         else {
             return false;
         };
         self.join_idle();
-        // Twice the pending pairs, because more will follow; each following table doubles in size.
+        // Plan for twice the pending pairs, because more pairs will follow. Each later table
+        // doubles in size.
         let pairs = 2 * self.outlier_pairs.load(SeqCst) as u64;
         let most = self.limits.pages_per_table.load(Relaxed);
         let pages = self.shape().sizing.pages(pairs).clamp(1, most);
@@ -173,15 +176,16 @@ impl Space {
         let weight = |held: &OutlierPairs| held.read().len();
         let opened = self.outliers.advance(&self.frontier, weight, is_short, divide);
         if opened {
-            // Opening a range may have joined another one.
+            // When the range opened, another range may have been joined with the range above it.
             self.match_ranges();
             self.estimate();
         }
         opened
     }
 
-    /// Closes the open table of the range that has been idle longest; the highest range is exempt.
-    /// From then on, new pairs in that range are late. Returns whether there was such a range.
+    /// Closes the open table of the range that has been idle longest, except the highest range.
+    /// From then on, new pairs in the closed range count as late. Returns whether a table was
+    /// closed.
     pub fn close_range(&self) -> bool {
         let _alone = self.rolling.lock();
         let closed = !self.frontier.follows() && self.frontier.join_oldest();
@@ -236,7 +240,7 @@ impl Space {
         }
     }
 
-    /// Whether the oldest table must be recycled, which an open table never is.
+    /// Whether the oldest table must be recycled. An open table is never recycled.
     fn has_too_many(&self) -> bool {
         let tables = self.ring.load();
         let kept = self.kept_pages();
@@ -283,7 +287,7 @@ impl Space {
         }
     }
 
-    /// Closes the newest table now, unless it is empty. Returns whether it did.
+    /// Closes the newest table now, unless it is empty. Returns whether the table was closed.
     pub fn roll_now(&self) -> bool {
         let tables = self.ring.load();
         let newest = tables.newest();
@@ -309,13 +313,14 @@ impl Space {
             .collect()
     }
 
-    /// Returns a consistent state of ring and frontier for the log. The caller reads the pairs of a
-    /// batch first, then calls this, then logs layout, frontier and pairs, in this order. The
-    /// layout is present only if the ring has changed since `changes`.
+    /// Returns a consistent state of ring and frontier for the log. The caller first reads the
+    /// pairs of a batch, then calls this function, then logs layout, frontier and pairs, in this
+    /// order. The layout is present only if the ring has changed since `changes`.
     ///
     /// A table that is new in this batch contains no id that a follower admitted from earlier
-    /// batches. The new table begins above all ids admitted when the last frontier was read. This
-    /// frontier admits every pair that was in a table when the table's state was read.
+    /// batches. The new table begins above all ids admitted when the last frontier was read. The
+    /// returned frontier admits every pair that was in a table when the caller read the pair's
+    /// state.
     pub fn course(&self, changes: u64) -> RingProgress {
         let _nobody_rolls = self.rolling.lock();
         let now = self.changes();
@@ -323,15 +328,16 @@ impl Space {
         RingProgress { changes: now, layout: (now != changes).then(|| self.layout()), ranges }
     }
 
-    /// Whether, since the last call, the ring changed or pairs moved into tables without a write.
-    /// The caller must then log [`Space::course`] even if nothing else changed. Always false on a
-    /// follower.
+    /// Whether the ring has changed, or pairs have moved into tables without a write, since the
+    /// last call. If so, the caller must log [`Space::course`] even if nothing else has changed.
+    /// Always false on a follower.
     #[inline]
     pub fn take_unlogged_changes(&self) -> bool {
         self.news.load(Relaxed) && self.news.swap(false, SeqCst) && !self.frontier.follows()
     }
 
-    /// Whether [`Space::take_unlogged_changes`] may return true. Cheap.
+    /// Whether [`Space::take_unlogged_changes`] may return true. This check is a single atomic
+    /// load.
     pub fn has_unlogged_changes(&self) -> bool {
         self.news.load(Relaxed)
     }
@@ -358,15 +364,15 @@ impl Space {
         while self.drain() {}
     }
 
-    /// Applies a logged layout: opens missing tables and recycles those below the first entry. The
-    /// call is idempotent and accepts a layout older than the ring.
+    /// Applies a logged layout: opens missing tables, and recycles the tables below the first
+    /// entry. The call is idempotent and accepts a layout older than the ring.
     ///
     /// Old logs lack frontiers. A follower then admits ids on its own, and a table may begin higher
     /// than recorded.
     pub fn put_layout(&self, layout: &[Layout]) -> Result<(), Error> {
         for &at in layout {
             match self.table_over(at.low) {
-                // Without a logged frontier, the recorded boundary may belong to another table than
+                // Without a logged frontier, the recorded boundary may belong to a table other than
                 // this one.
                 Some(((low, last), _))
                     if low < at.low && (last == u64::MAX || self.frontier.follows()) =>
@@ -420,7 +426,7 @@ impl Space {
         Ok(())
     }
 
-    /// Whether [`Space::maintain`] has work. Cheap.
+    /// Whether [`Space::maintain`] has work to do. This check is fast.
     pub fn wants_maintenance(&self) -> bool {
         let pairs = self.outlier_pairs.load(SeqCst);
         let early = pairs > 0
@@ -436,13 +442,13 @@ impl Space {
     }
 
     /// Runs one small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns
-    /// whether more may remain.
+    /// whether more work may remain.
     pub fn maintain(&self) -> bool {
         self.move_on() | self.tidy()
     }
 
-    /// Moves some outliers into the ring, closes a table that is due, and recycles tables beyond
-    /// the limits.
+    /// Moves some outliers into the ring, closes a table that has enough pairs, and recycles tables
+    /// beyond the limits. Returns whether there was work to do.
     pub fn move_on(&self) -> bool {
         let mut worked = self.admit_outliers();
         if self.has_too_many() {
@@ -453,7 +459,8 @@ impl Space {
         worked | self.due_roll().is_some_and(|low| self.try_roll(low))
     }
 
-    /// Prepares memory for the next table and drops the forgotten ids of recycled tables.
+    /// Prepares memory for the next table, and drops the forgotten ids of recycled tables. Returns
+    /// whether there was work to do.
     pub fn tidy(&self) -> bool {
         let swept = self.forgotten.tidy(self.horizon());
         let newest = self.ring.load().newest().table().clone();
@@ -475,8 +482,8 @@ impl Space {
         due.next_back().map(|entry| entry.slot().low())
     }
 
-    /// Opens a range for the outliers if there are enough of them, or moves some outliers of an
-    /// open range into tables.
+    /// Opens a range for the outliers if there are enough of them. Otherwise moves some outliers of
+    /// open ranges into tables.
     pub(crate) fn admit_outliers(&self) -> bool {
         let pairs = self.outlier_pairs.load(SeqCst);
         if pairs == 0 {
@@ -502,7 +509,8 @@ impl Space {
     }
 }
 
-/// Whether the newest table is half full, so that a spare filter will be needed.
+/// Whether the newest table is at least half full, so that the next rollover will need a spare
+/// filter.
 fn needs_spare(newest: &Table) -> bool {
     newest.pairs() >= newest.roll_at() / 2
 }

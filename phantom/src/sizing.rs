@@ -5,10 +5,10 @@
 //! distinct lines in it. It sets h distinct bits in each of these lines.
 //!
 //! **Derivation.** Take n pairs and uniform hashes. The number X of pairs with bits in a given line
-//! is Poisson with mean λ = 2n / 64P = n / 32P. (Page loads vary as well, but a Poisson number of
-//! pairs spread over lines at random still gives Poisson lines.) Let G_h(x) be the probability that
-//! h distinct random bits are all set in a line with x pairs. A false positive needs this in both
-//! lines:
+//! is Poisson with mean λ = 2n / 64P = n / 32P. (The number of pairs per page varies as well. If it
+//! is Poisson and its pairs are spread over lines at random, the number of pairs per line is still
+//! Poisson.) Let G_h(x) be the probability that h distinct random bits are all set in a line with x
+//! pairs. A false positive requires that all h bits are set in both lines:
 //!
 //! ```text
 //!   rate(λ, h) = ( Σ_x  Poisson(x; λ) G_h(x) )²            bits per pair = 32768 P / n = 1024 / λ
@@ -49,8 +49,8 @@ pub(crate) const MAX_BITS: usize = 7;
 
 /// Supported false-positive rates.
 pub const RATES: std::ops::RangeInclusive<f64> = 1e-7..=0.25;
-/// Share of the configured rate for the first filter of a table when it is full. It costs 0.1 bits
-/// per pair and keeps a pair at 0.01 % within 19.9 bits.
+/// Share of the configured rate that the first filter of a table has when it is full. This share
+/// costs 0.1 bits per pair, and keeps a pair at 0.01 % within 19.9 bits.
 pub(crate) const FIRST_SHARE: f64 = 0.952;
 
 /// Number of pairs beyond which a line counts as full.
@@ -86,7 +86,8 @@ fn cover(h: usize) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the false-positive rate of a filter with a mean `load` of pairs per line, `bits` each.
+/// Returns the false-positive rate of a filter with a mean of `load` pairs per line, each with
+/// `bits` bits per line.
 pub(crate) fn rate(load: f64, bits: usize) -> f64 {
     if load <= 0.0 {
         return 0.0;
@@ -117,8 +118,8 @@ pub(crate) struct Sizing {
     pub(crate) counted: f64,
 }
 
-/// Returns the share of received pairs that are counted, because they found a bit unset, up to this
-/// load.
+/// Returns the share of received pairs that are counted, up to this load. A filter counts only
+/// pairs that find at least one bit unset.
 fn counted(load: f64, bits: usize) -> f64 {
     /// Number of intervals in Simpson's rule; must be even.
     const STEPS: usize = 32;
@@ -240,8 +241,8 @@ mod tests {
     use bitvec::bitarr;
     use bloomfilter::Bloom;
 
-    /// The crate bloomfilter implements the textbook formula. Checks the table in the head of this
-    /// file against it, and the 4 % overhead of two lines per pair.
+    /// Compares the table in the module documentation with the textbook formula of the crate
+    /// bloomfilter. Also checks that two lines per pair cost at most 4 % more bits.
     #[test]
     fn two_line_filters_cost_at_most_4_percent_more_bits() {
         for (rate, said, ours) in

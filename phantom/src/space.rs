@@ -31,7 +31,8 @@ pub(crate) struct Limits {
     pub(crate) max_revoked: AtomicUsize,
     pub(crate) max_aside: AtomicUsize,
     pub(crate) max_forgotten: AtomicUsize,
-    /// Memory limit of filters in bytes: the configured maximum and the current limit.
+    /// Memory limit of filters in bytes: here the configured maximum, in the next field the current
+    /// limit.
     most_filter_bytes: AtomicU64,
     pub(crate) filter_bytes: AtomicU64,
     spill: AtomicBool,
@@ -67,8 +68,8 @@ impl Shape {
     }
 }
 
-/// Set of (id, member) pairs. All methods are safe to call from any thread. The head of this file
-/// describes the locks.
+/// Set of (id, member) pairs. All methods are safe to call from any thread. The module
+/// documentation describes the locks.
 pub struct Space {
     pub(crate) options: Options,
     pub(crate) seed: Seed,
@@ -84,8 +85,8 @@ pub struct Space {
     pub(crate) outlier_pairs: AtomicUsize,
     pub(crate) forgotten: Forgotten,
     pub(crate) filter_pool: TablePool,
-    /// Held for a rollover, and for a consistent read of ring and frontier. A writer never waits
-    /// for it.
+    /// Lock held during a rollover, and during a consistent read of ring and frontier. Writers
+    /// never wait for this lock.
     pub(crate) rolling: Mutex<()>,
     /// Held while a table is replaced: by a spill, a merge of late pairs or a rebuild.
     pub(crate) merging: Mutex<()>,
@@ -94,7 +95,7 @@ pub struct Space {
     /// Index of the next table to probe.
     pub(crate) probed: AtomicUsize,
     pub(crate) changes: AtomicU64,
-    /// Value of [`Space::has_unlogged_changes`].
+    /// Whether there are changes for [`Space::has_unlogged_changes`] to report.
     pub(crate) news: AtomicBool,
 }
 
@@ -198,18 +199,19 @@ impl Space {
         self.limits.filter_bytes.load(Relaxed)
     }
 
-    /// Returns the memory limit of filters from the options, in bytes.
+    /// Returns the memory limit of filters that the options configure, in bytes.
     pub fn most_filter_bytes(&self) -> u64 {
         self.limits.most_filter_bytes.load(Relaxed)
     }
 
-    /// Sets the memory limit of filters until the next [`Space::set_options`]. Existing filters
-    /// stay. A space that spills is [short](Space::is_short) while it exceeds the limit.
+    /// Sets the memory limit of filters, in bytes, until the next [`Space::set_options`]. Existing
+    /// filters remain allocated. A space that spills is [short of memory](Space::is_short) while it
+    /// exceeds the limit.
     pub fn set_filter_bytes(&self, bytes: u64) {
         self.limits.filter_bytes.store(bytes, Relaxed);
     }
 
-    /// Returns the sizes in bytes of the first filters of the newest table and of the next one.
+    /// Returns the sizes in bytes of the first filters of the newest table and of the next table.
     pub fn newest_filter_bytes(&self) -> (u64, u64) {
         let tables = self.ring.load();
         let newest = tables.newest().table();
@@ -245,14 +247,14 @@ impl Space {
         Some(((entry.slot().low(), entry.slot().last()), entry.table().clone()))
     }
 
-    /// Returns the inclusive id range of the table that contains `id`; the newest ends at 2^64-1.
-    /// Returns `None` below the horizon.
+    /// Returns the inclusive id range of the table that contains `id`. The newest table's range
+    /// ends at 2^64-1. Returns `None` if the id is below the horizon.
     pub fn range_over(&self, id: u64) -> Option<(u64, u64)> {
         let tables = self.ring.load();
         tables.find(id).map(|entry| (entry.slot().low(), entry.slot().last()))
     }
 
-    /// Returns an upper bound of the ids in tables. `None` if no table has a pair.
+    /// Returns an upper bound of the ids in tables, or `None` if no table has a pair.
     pub fn highest_id(&self) -> Option<u64> {
         self.frontier.high()
     }
@@ -286,16 +288,16 @@ impl Space {
         self.ring.load().entries().iter().map(|entry| entry.table().pages_in_memory()).sum()
     }
 
-    /// Pages that count towards [`Space::kept_pages`]. A table that a rebuild enlarged beyond the
-    /// plan counts as one full table. Otherwise many pairs of few ids would cause the tables below
-    /// to be recycled.
+    /// Number of pages that count towards [`Space::kept_pages`]. A table that a rebuild has
+    /// enlarged beyond the plan counts as one full table. Otherwise many pairs of few ids would
+    /// cause the tables below to be recycled.
     pub(crate) fn counted_pages(&self) -> usize {
         let most = self.limits.pages_per_table.load(Relaxed);
         self.ring.load().entries().iter().map(|entry| entry.table().pages().min(most)).sum()
     }
 
-    /// Maximum number of pages in the first filters of all tables; if the space spills, of the
-    /// tables in memory.
+    /// Maximum number of pages in the first filters of all tables. If the space spills, the maximum
+    /// applies only to the tables in memory.
     pub(crate) fn max_pages(&self) -> usize {
         let by_tables = self
             .limits

@@ -32,7 +32,7 @@ pub struct TableStats {
     pub roll_at: u64,
     /// Pairs in the first filter divided by its capacity.
     pub fill: f64,
-    /// Share of set bits in the first filter, 0 to 1. `None` if not counted.
+    /// Share of set bits in the first filter, 0 to 1. `None` if the bits were not counted.
     pub bits_set: Option<f64>,
     /// Whether the filters are on disk. Their bits and their error rate are not measured.
     pub is_cold: bool,
@@ -62,7 +62,7 @@ pub struct Layout {
     pub low: u64,
     /// Size of the first filter, in pages of 4 KiB.
     pub pages: usize,
-    /// Number of pairs at which the table closes. 0 if unknown, as in old logs.
+    /// Number of pairs at which the table closes. 0 if unknown, as for a layout from an old log.
     pub roll_at: u64,
 }
 
@@ -71,14 +71,14 @@ pub struct Layout {
 pub struct RingProgress {
     /// Number of changes of the ring.
     pub changes: u64,
-    /// Position of each table, oldest first; `None` if unchanged.
+    /// Position and size of each table, oldest first. `None` if the ring is unchanged.
     pub layout: Option<Vec<Layout>>,
     /// Id ranges whose pairs go to tables, lowest first. Empty before the first range opens.
     pub ranges: Vec<Range>,
 }
 
 impl Space {
-    /// Returns the lowest id for which the space has answers.
+    /// Returns the horizon, the lowest id that the space still covers.
     pub fn horizon(&self) -> u64 {
         self.ring.load().horizon()
     }
@@ -161,7 +161,8 @@ impl Space {
             (room, pairs) = (room - next, pairs.saturating_add(come(next)));
             next = next.saturating_mul(2).min(full);
         }
-        // A closed formula, because the memory may allow any number of full tables.
+        // Use a closed formula instead of a loop, because the memory may have room for very many
+        // full tables.
         if next == full {
             pairs = pairs.saturating_add(come(full).saturating_mul((room / full.max(1)) as u64));
         }
@@ -169,8 +170,8 @@ impl Space {
     }
 
     /// Returns the statistics of all tables, oldest first. First looks up `canaries` more canaries
-    /// in each table ([`Space::probe`]). Also counts the bits of all first filters in memory, which
-    /// takes 0.1 s per GiB.
+    /// in each table ([`Space::probe`]), and counts the set bits of all first filters in memory.
+    /// Counting takes 0.1 s per GiB.
     pub fn tables_probed(&self, canaries: u64) -> Vec<TableStats> {
         self.table_stats(canaries, true)
     }
@@ -205,8 +206,8 @@ impl Space {
         tables.entries().iter().map(stats).collect()
     }
 
-    /// Returns the statistics of all tables without probing them and without counting bits. Takes a
-    /// few microseconds.
+    /// Returns the statistics of all tables, without looking up canaries or counting bits. This
+    /// takes a few microseconds.
     pub fn tables(&self) -> Vec<TableStats> {
         self.table_stats(0, false)
     }

@@ -23,11 +23,12 @@ fn size_of_filter(filter: &Filter) -> Size {
 
 #[derive(Default)]
 pub(crate) struct TablePool {
-    /// Writers take this lock during a rollover. No thread clears or frees memory under it or under
-    /// `spare`.
+    /// Retired tables. A writer takes this lock during a rollover, so no thread clears or frees
+    /// memory while holding it. The same applies to `spare`.
     retired: Mutex<Vec<Arc<Table>>>,
     spare: Mutex<Option<Filter>>,
-    /// Filter that is being cleared, and the number of words cleared so far. Held during a step.
+    /// Filter that is being cleared, and the number of words cleared so far. The lock is held
+    /// during a step.
     clearing: Mutex<Option<(Filter, usize)>>,
     clearing_bytes: AtomicUsize,
 }
@@ -41,7 +42,7 @@ impl TablePool {
         self.spare.lock().take_if(|spare| size_of_filter(spare) == size)
     }
 
-    /// Stores the spare filter for the next table and drops the previous one.
+    /// Stores the spare filter for the next table, and drops the previous spare filter.
     pub(crate) fn keep_spare(&self, filter: Filter) {
         let other = self.spare.lock().replace(filter);
         drop(other);
@@ -96,7 +97,8 @@ impl TablePool {
                 Err(table) => self.retire(table),
             }
         } else if soon && !self.is_ready(size) {
-            // Clearing new memory faults in its pages, which a write would otherwise do.
+            // Clearing new memory causes its page faults now. Otherwise a later write would incur
+            // them.
             *clearing = make().map(|filter| (filter, 0));
             worked = clearing.is_some();
         } else {
@@ -145,7 +147,7 @@ mod tests {
         assert_eq!(filter_pool.size_bytes(), 0);
     }
 
-    /// A writer that opens a table does not wait for a step.
+    /// A writer that opens a table does not wait until a running step has finished.
     #[test]
     fn a_table_is_retired_while_a_step_is_made() {
         let filter_pool = TablePool::default();
@@ -176,7 +178,8 @@ mod tests {
         );
     }
 
-    /// A filter with the same pages but another rate sets other bits.
+    /// A spare filter with the same number of pages but another rate cannot be used, because it
+    /// sets other bits.
     #[test]
     fn a_spare_of_another_rate_is_not_taken() {
         let filter_pool = TablePool::default();

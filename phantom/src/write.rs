@@ -9,11 +9,11 @@ use rolling::{Frontier, Refused, WriteDestination};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Number of outliers up to which a writer moves them into an open range itself; `maintain` moves
-/// larger numbers.
+/// Number of outliers up to which a writer itself moves outliers into open ranges.
+/// [`Space::maintain`] moves larger numbers.
 const MAX_MOVED_BY_WRITER: usize = 8192;
-/// Divisor: outliers may always use 1/8 of the memory limit of filters. Above that, even scattered
-/// ids get tables.
+/// Divisor: outliers may always use 1/8 of the memory limit of filters. When outliers exceed this
+/// share, even scattered ids get tables.
 pub(crate) const OUTLIER_PART: u64 = 8;
 
 impl Space {
@@ -28,8 +28,9 @@ impl Space {
     }
 
     /// Sets the pair if it is not set and `first` succeeds. No other thread tests or changes the
-    /// pair during the call (P3). All limits are checked before `first` runs, so after it the write
-    /// cannot fail. `first` runs under a lock: it must be short and must not write to this space.
+    /// pair during the call (P3). All limits are checked before `first` runs, so the write cannot
+    /// fail afterwards. `first` runs while a lock is held, so it must be short and must not write
+    /// to this space.
     pub fn add_with<E: From<Error>>(
         &self,
         id: u64,
@@ -61,8 +62,8 @@ impl Space {
     }
 
     /// Replays a write from the log. The call is idempotent and independent of the order of
-    /// rollovers. Limits do not apply. The ring opens no table and the frontier does not move:
-    /// [`Space::put_layout`] and [`Space::put_frontier`] replay those.
+    /// rollovers. Limits do not apply. The ring opens no table and the frontier does not move,
+    /// because [`Space::put_layout`] and [`Space::put_frontier`] replay these changes.
     pub fn put(&self, pair: &Pair, set: bool) -> Result<(), Error> {
         self.change(pair, set, true, || Ok::<(), Error>(())).map(|_| ())
     }
@@ -74,8 +75,8 @@ impl Space {
         replay: bool,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<Change, E> {
-        // Ids below the first table are unknown. In a new space they would otherwise become
-        // outliers.
+        // Ids below the space's first id are unknown. In a new space, such ids would otherwise
+        // become outliers.
         if pair.id < self.options.first_id {
             return Ok(Change::Unknown);
         }
@@ -118,7 +119,7 @@ impl Space {
         due: &mut Option<u64>,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<Change, E> {
-        // Moves this pair only; an id may have many outliers, and `drain` moves the others.
+        // Moves only this pair. An id may have many outliers, and `drain` moves the rest.
         if let Some(early) = held
             && early.read().contains(&pair.hash())
         {
@@ -187,7 +188,7 @@ impl Space {
         if let Some(cold) = table.cold() {
             return self.change_cold(table, cold, pair, set, replay, first);
         }
-        // A write needs both lines; loading them together costs one miss.
+        // A write needs both lines. Loading them together takes the time of one cache miss.
         let probe = table.first_filter().probe(pair);
         table.prefetch(pair, &probe);
         match (table.state_in_memory(pair, &probe), set) {
@@ -200,7 +201,7 @@ impl Space {
                 let link = table.room(|bytes| replay || self.may_grow(bytes))?;
                 table.pass_on(pair)?;
                 first()?;
-                // In a rebuilt table, a deleted pair may have no bits.
+                // After a rebuild, a deleted pair may have no bits in the new filters.
                 table.revoked.remove(pair.hash());
                 Table::set(link, pair);
             }
@@ -233,7 +234,7 @@ impl Space {
         Ok(())
     }
 
-    /// Adds an outlier from a snapshot, without counting it for the frontier.
+    /// Adds an outlier from a snapshot. The frontier does not count this outlier.
     pub(crate) fn put_outlier(&self, pair: &Pair) {
         let nothing_is_normal = Frontier::new(None, 0);
         let keep = |side, entry: &mut Option<Arc<OutlierPairs>>| {
@@ -256,7 +257,8 @@ impl Space {
         held: &OutlierPairs,
         some: impl IntoIterator<Item = u128>,
     ) -> Result<(), Error> {
-        // Set before the moves: a log reader that finds a moved pair must also find the flag set.
+        // Set the flag before the moves. A log reader that finds a moved pair must also find the
+        // flag set.
         self.news.store(true, SeqCst);
         for hash in some {
             let pair = Pair::from_hash(id, hash);
@@ -278,7 +280,7 @@ mod tests {
     use super::*;
     use crate::{Answer, Options};
 
-    /// In a rebuilt table, a deleted pair may have no bits until `forget_revoked`.
+    /// After a rebuild, a deleted pair may have no bits in the filters until `forget_revoked` runs.
     #[test]
     fn a_pair_that_is_revoked_before_it_has_bits_can_be_set() {
         let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();

@@ -45,8 +45,8 @@ pub(crate) fn crc64(bytes: &[u8]) -> u64 {
 mod tests {
     use super::crc64;
 
-    /// Compares the check value of Redis's own test, and all lengths against a bitwise
-    /// implementation.
+    /// Checks the value that Redis's own test uses, and compares inputs of all lengths with a
+    /// bitwise implementation.
     #[test]
     fn sums_are_those_of_redis() {
         assert_eq!(crc64(b"123456789"), 0xe9c6_d914_c4b8_d9ca);

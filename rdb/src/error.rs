@@ -6,7 +6,7 @@ pub enum Error {
     /// The payload is truncated, damaged or newer than this crate.
     #[error("payload version or checksum are wrong")]
     Footer,
-    /// The footer is valid, but the value does not match its type.
+    /// The footer is valid, but the value's encoding does not match its type.
     #[error("{0}")]
     Format(&'static str),
     /// The type is known, but this crate does not support it.

@@ -1,13 +1,14 @@
-//! Fuzz target for payloads, and a deterministic test of it with seeded input.
+//! Fuzz target for RESTORE payloads, and a deterministic test that feeds it seeded input.
 
 use crate::{
     Element, Error, Kind, MAX_UNPACKED_BYTES, Payload, SetDump, dump_hash, dump_string, write,
 };
 
-/// Tests a payload with a valid checksum; the first two bytes of `input` are its version.
+/// Tests a payload with a valid checksum. The first two bytes of `input` are the payload's RDB
+/// version.
 ///
 /// The parser must reject the payload, or return no more elements than its packed and unpacked
-/// sizes allow. Elements that are written again must parse to the same elements.
+/// sizes allow. Elements that are encoded again must parse to the same elements.
 pub fn payload(input: &[u8]) {
     let Some((version, value)) = input.split_first_chunk() else { return };
     let bytes = write::seal(value.to_vec(), u16::from_le_bytes(*version));
@@ -88,7 +89,7 @@ fn read(bytes: &[u8]) -> Vec<Vec<u8>> {
 mod tests {
     use crate::tests::{ALL, unhex};
 
-    /// Damages payloads of real servers in various ways, with valid checksums.
+    /// Damages payloads of real servers in various ways, and recomputes their checksums.
     #[test]
     fn seeded_rounds_of_payloads() {
         let seeds: Vec<Vec<u8>> = ALL

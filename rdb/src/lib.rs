@@ -6,9 +6,9 @@
 //!
 //! [`Payload::open`] checks the footer and the type; [`Payload::elements`] visits the value without
 //! building it. Any client can compute a valid checksum, so the value is untrusted. The parser does
-//! not reserve memory according to a count or length, and a compressed string may unpack to at most
-//! [`MAX_UNPACKED_BYTES`]. Parsing takes time linear in the length of the payload and of its
-//! unpacked strings.
+//! not allocate memory based on a count or length in the payload. A compressed string may unpack to
+//! at most [`MAX_UNPACKED_BYTES`]. Parsing takes time linear in the length of the payload and of
+//! its unpacked strings.
 //!
 //! Supported encodings, by the version that writes them: plain (all), intset (2.2), ziplist (2.6 to
 //! 6), listpack (7.0, sets 7.2), hashes with expiring fields (Redis 7.4, Valkey 9.0). Lists, sorted
@@ -31,7 +31,7 @@ use reader::{PayloadReader, Scratch};
 
 /// Newest RDB version of Redis that this crate supports. Redis 8.0 writes 12.
 pub const REDIS_NEWEST: u16 = 16;
-/// RDB versions of Valkey 9. They do not overlap with the versions of Redis.
+/// Range of RDB versions of Valkey 9. These versions do not overlap with the versions of Redis.
 pub const VALKEY_VERSIONS: std::ops::RangeInclusive<u16> = 80..=81;
 
 const FOOTER_BYTES: usize = 10;
@@ -39,11 +39,11 @@ const FOOTER_BYTES: usize = 10;
 /// Type of the value in a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// One element.
+    /// A string is one element.
     String,
-    /// Alternating fields and values.
+    /// A hash is a sequence of alternating fields and values.
     Hash,
-    /// Members.
+    /// A set is a sequence of members.
     Set,
 }
 
@@ -87,7 +87,7 @@ enum Layout {
 pub struct Payload<'a> {
     kind: Kind,
     layout: Layout,
-    /// Value without the type and the footer.
+    /// Bytes of the value, without the type and the footer.
     body: &'a [u8],
 }
 

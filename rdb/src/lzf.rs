@@ -6,7 +6,7 @@ use crate::error::Error;
 /// Maximum size of one string after decompression.
 pub const MAX_UNPACKED_BYTES: usize = 16 << 20;
 
-/// Maximum expansion of three compressed bytes.
+/// Maximum number of bytes to which three compressed bytes can expand.
 const MAX_BYTES_PER_REFERENCE: usize = 264;
 
 const BROKEN: Error = Error::Format("invalid compressed string");

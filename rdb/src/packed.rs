@@ -26,7 +26,8 @@ fn integer(bytes: &[u8]) -> i64 {
     (filled << unused) as i64 >> unused
 }
 
-/// Reads an intset: width (4), count (4), then integers of that width.
+/// Reads an intset: the integer width in bytes (4 bytes), the count (4 bytes), then integers of
+/// that width.
 pub(crate) fn intset<E: From<Error>>(
     blob: &[u8],
     give: &mut impl FnMut(Element<'_>) -> Result<(), E>,
@@ -49,8 +50,8 @@ enum Entry<'a> {
     Integer(i64),
 }
 
-/// Reads the entries of a list and returns their number. Length and count in the header must match
-/// the entries, and the end mark must be present.
+/// Calls a function for each entry of a list, and returns the number of entries. The length and the
+/// count in the list's header must match the entries, and the end mark must be present.
 fn for_each_entry<'a, E: From<Error>>(
     blob: &'a [u8],
     header_bytes: usize,
@@ -79,8 +80,8 @@ fn for_each_entry<'a, E: From<Error>>(
     Ok(count)
 }
 
-/// Reads an entry of a ziplist (Redis 2.6 to 6): length of the previous entry (1 or 5), encoding,
-/// content.
+/// Reads one entry of a ziplist (Redis 2.6 to 6). An entry consists of the length of the previous
+/// entry (1 or 5 bytes), an encoding, and the content.
 fn ziplist_entry<'a>(first: u8, rest: &mut &'a [u8]) -> Result<Entry<'a>, Error> {
     if first == 0xfe {
         take(rest, 4)?;
@@ -106,7 +107,8 @@ fn ziplist_entry<'a>(first: u8, rest: &mut &'a [u8]) -> Result<Entry<'a>, Error>
     Ok(Entry::Text(take(rest, length)?))
 }
 
-/// Reads an entry of a listpack (Redis 7): encoding, content, length of both (1 to 5).
+/// Reads one entry of a listpack (Redis 7). An entry consists of an encoding, the content, and the
+/// length of both (1 to 5 bytes).
 fn listpack_entry<'a>(first: u8, rest: &mut &'a [u8]) -> Result<Entry<'a>, Error> {
     let before = rest.len();
     let number = |rest: &mut &'a [u8], width| take(rest, width).map(integer).map(Entry::Integer);
@@ -169,7 +171,8 @@ pub(crate) fn listpack<E: From<Error>>(
     for_each_entry(blob, 6, listpack_entry, |entry| as_text(entry, &mut scratch, give))
 }
 
-/// Reads triples of field, value and expiry; an expiry of 0 means none.
+/// Reads a listpack of triples: field, value and expiry. An expiry of 0 means that the field does
+/// not expire.
 pub(crate) fn expiring_listpack<E: From<Error>>(
     blob: &[u8],
     give: &mut impl FnMut(Element<'_>) -> Result<(), E>,

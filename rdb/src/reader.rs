@@ -1,4 +1,4 @@
-//! Lengths and strings of an RDB value.
+//! Reads the lengths and strings of an RDB value.
 
 use crate::error::Error;
 use crate::lzf;
@@ -15,7 +15,8 @@ pub enum Element<'a> {
     Expires,
 }
 
-/// Buffer for strings that the payload contains in another encoding.
+/// Buffer for strings that are not stored verbatim in the payload, such as integers and compressed
+/// strings.
 #[derive(Default)]
 pub(crate) struct Scratch(Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! Tests with payloads of real servers, hand-made payloads of older and newer encodings, and
+//! Tests with payloads of real servers, hand-written payloads in older and newer encodings, and
 //! malicious payloads.
 
 use crate::{Element, Error, Kind, MAX_UNPACKED_BYTES, Payload, dump_hash, dump_string, write};
@@ -46,7 +46,7 @@ fn elements(bytes: &[u8]) -> Result<Vec<String>, Error> {
     Ok(all)
 }
 
-/// Returns a payload with a valid footer and an RDB version that has all types.
+/// Returns a payload with a valid footer. Its RDB version supports all types.
 fn sealed(value: &[u8]) -> Vec<u8> {
     write::seal(value.to_vec(), 12)
 }
@@ -97,7 +97,7 @@ fn kinds_are_those_of_the_types() {
 
 #[test]
 fn ziplists_of_redis_6_are_read() {
-    // Immediate, 8, 16, 24, 32 and 64 bit integers.
+    // Integers encoded as immediate values and in 8, 16, 24, 32 and 64 bits.
     let entries: &[&[u8]] = &[
         b"\x00\x04like",
         b"\x06\xf6",
@@ -121,7 +121,7 @@ fn ziplists_of_redis_6_are_read() {
     let expected = "like 5 read -2 a 300 b -70000 c 2147483647 d -9223372036854775808";
     let payload = |blob: &[u8]| sealed(&[&[13][..], &text(blob)].concat());
     assert_eq!(elements(&payload(&blob)).unwrap().join(" "), expected);
-    // A wrong count, and an end mark before the last entry.
+    // A header with a wrong count, and an end mark before the last entry.
     let mut lies = blob.clone();
     lies[8] += 2;
     assert!(matches!(elements(&payload(&lies)), Err(Error::Format(_))));
@@ -146,7 +146,7 @@ fn listpacks_hold_all_their_encodings() {
     let payload = sealed(&[&[20][..], &text(&listpack(all))].concat());
     let expected = "127 128 -1 -32768 -8388608 -2147483648 -9223372036854775808 abc abd abe";
     assert_eq!(elements(&payload).unwrap().join(" "), expected);
-    // An entry followed by a two-byte length.
+    // An entry whose length takes two bytes.
     let long = [&b"\xe0\xc8"[..], &[b'x'; 200], b"\x01\xcb"].concat();
     let mut blob = (long.len() as u32 + 7).to_le_bytes().to_vec();
     blob.extend_from_slice(&[1, 0]);
@@ -214,7 +214,7 @@ fn lengths_that_lie_take_no_memory_and_no_time() {
             let payload = sealed(&[&[number], length, b"\x01a\x01b"].concat());
             assert!(matches!(elements(&payload), Err(Error::Format(_))), "{number} {length:?}");
         }
-        // The compressed and the uncompressed length of a string.
+        // Try each value as the compressed and as the uncompressed length of a string.
         for value in [
             [b"\x00\xc3", length, b"\x05aaaaa"].concat(),
             [b"\x00\xc3\x05", length, b"aaaaa"].concat(),
@@ -230,7 +230,7 @@ fn lengths_that_lie_take_no_memory_and_no_time() {
     assert!(started.elapsed() < std::time::Duration::from_secs(1));
 }
 
-/// Maximum expansion of LZF: three bytes to 264.
+/// The maximum expansion of LZF is from three bytes to 264.
 #[test]
 fn compressed_strings_unpack_to_a_limit() {
     let bomb = |length: usize| {

@@ -1,5 +1,5 @@
-//! Writer of payloads that Redis 2.6 and later and every Valkey can restore: plain types, an old
-//! version.
+//! Writes payloads that Redis 2.6 and later and every Valkey can restore. The payloads use only
+//! plain types and an old RDB version.
 
 use crate::crc64::crc64;
 
@@ -25,7 +25,7 @@ fn put_text(out: &mut Vec<u8>, text: &[u8]) {
     out.extend_from_slice(text);
 }
 
-/// Appends an integer like Redis: in 1, 2 or 4 bytes if possible, otherwise as text.
+/// Appends an integer as Redis does: in 1, 2 or 4 bytes if it fits, otherwise as text.
 fn put_integer(out: &mut Vec<u8>, value: i64) {
     if let Ok(value) = i8::try_from(value) {
         out.extend_from_slice(&[0xc0, value as u8]);
@@ -62,13 +62,13 @@ pub struct SetDump {
 }
 
 impl SetDump {
-    /// Adds a member. The caller must not add a member twice.
+    /// Adds a member. The set must not contain the member yet.
     pub fn push(&mut self, member: &[u8]) {
         put_text(&mut self.members, member);
         self.count += 1;
     }
 
-    /// Adds an integer as a member. The caller must not add a member twice.
+    /// Adds an integer as a member. The set must not contain the member yet.
     pub fn push_number(&mut self, member: u64) {
         match i64::try_from(member) {
             Ok(number) => put_integer(&mut self.members, number),
@@ -82,7 +82,8 @@ impl SetDump {
         self.members.len()
     }
 
-    /// Returns the payload; `None` for an empty set, which Redis does not allow.
+    /// Returns the payload. Returns `None` for an empty set, because Redis does not store empty
+    /// sets.
     pub fn seal(self) -> Option<Vec<u8>> {
         let mut out = Vec::with_capacity(self.members.len() + 16);
         out.push(2);
@@ -92,7 +93,7 @@ impl SetDump {
     }
 }
 
-/// Returns the payload of a hash of integers. There must be at least one field.
+/// Returns the payload of a hash whose values are integers. `fields` must not be empty.
 pub fn dump_hash<'f>(fields: impl ExactSizeIterator<Item = (&'f [u8], i64)>) -> Vec<u8> {
     let mut out = vec![4];
     put_length(&mut out, fields.len());

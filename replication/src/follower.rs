@@ -1,5 +1,5 @@
-//! Replica's end of a link. It appends received batches to its log, applies and acknowledges them,
-//! or fetches a whole data set.
+//! Replica's end of a link. The follower appends received batches to its log, applies them and
+//! acknowledges them. If it cannot continue its log, it fetches a whole data set.
 //!
 //! **Continuation** (R1): the replica continues if the master's log contains the end of its own
 //! log.
@@ -8,11 +8,11 @@
 //! refuses the master in all others. A wrong REPLICAOF or a master with a lost disk therefore
 //! cannot delete the replica's data.
 //!
-//! - The master has another data set: if this node is empty, or FORCE was given.
-//! - The master has removed the log at this position: if it has more promotions, or as many and a
-//!   log that is at least as long.
-//! - The histories diverge: if the master has more promotions, or as many but another term. If the
-//!   terms are equal: only if the lost part was not durable on the master.
+//! - The master has another data set: only if this node is empty, or FORCE was given.
+//! - The master has removed the log at the replica's position: only if the master has more
+//!   promotions, or equally many and a log that is at least as long.
+//! - The histories diverge: only if the master has more promotions, or equally many and another
+//!   term. If the terms are equal, the lost part must not have been durable on the master.
 //! - The master's log is shorter: only if FORCE was given. The master has lost data, or has not
 //!   received it yet.
 //!
@@ -37,7 +37,7 @@ use std::sync::Arc;
 /// Size of received batches in bytes that triggers a sync.
 const UNSYNCED_BYTES: usize = 8 << 20;
 
-/// Node of a follower.
+/// The node that owns a [`Follower`].
 pub trait ReplicaHost {
     /// Returns the node's log.
     fn log(&mut self) -> &mut ReplicaLog;
@@ -47,7 +47,8 @@ pub trait ReplicaHost {
     fn manifest(&self) -> Manifest;
     /// Whether the node is empty, so that a full sync overwrites no data.
     fn is_empty(&self) -> bool;
-    /// Returns the maximum delay between apply and sync in milliseconds. 0: sync before apply.
+    /// Returns the maximum delay between applying and syncing a batch, in milliseconds. 0 means
+    /// that a batch is synced before it is applied.
     fn sync_after_ms(&self) -> u64;
     /// Checks whether the node can apply a batch with this unverified body. After an error the
     /// batch is not appended, and the link ends.
@@ -62,10 +63,10 @@ pub trait ReplicaHost {
     /// Applies a batch that is in the log. Returns false if the node must reload its data to apply
     /// the batch.
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String>;
-    /// Saves the batches from this offset on, which a full sync will drop. The master may not have
-    /// them.
+    /// Saves the batches from this offset on. A full sync will drop them, and the master may not
+    /// have them.
     fn drops(&mut self, from: u64) -> Result<(), Error>;
-    /// Announces a full sync. From now on this node must not be promoted with its current data.
+    /// Called before a full sync. From now on this node must not be promoted with its current data.
     fn gives_up(&mut self) -> Result<(), Error> {
         Ok(())
     }
@@ -88,13 +89,14 @@ pub enum FollowerStep {
 enum State {
     Greeted,
     Following,
-    /// WantManifest is sent. The list contains files that an earlier attempt has verified.
+    /// The replica has sent WantManifest. The list contains the files that an earlier attempt has
+    /// verified.
     AwaitManifest(Vec<FileEntry>),
     /// The master sends a file, or the log of a full sync.
     Fetching(Box<Staging>),
 }
 
-/// State machine of the replica's end; see the head of this file.
+/// State machine of the replica's end of a link. See the module documentation.
 #[derive(Debug)]
 pub struct Follower {
     times: Timeouts,
@@ -112,10 +114,10 @@ pub struct Follower {
     /// `bodies`.
     pending: Vec<(BatchHead, usize)>,
     bodies: Vec<u8>,
-    /// End of the master's log, as last reported.
+    /// End of the master's log, as last reported by the master.
     master_end: u64,
     fetched_bytes: u64,
-    /// Final end of the master's log, if the master has stepped down.
+    /// Final end of the master's log. `None` unless the master has stepped down.
     master_final_end: Option<u64>,
 }
 
@@ -158,7 +160,8 @@ impl Follower {
         matches!(self.state, State::Following)
     }
 
-    /// Returns the number of bytes received in the current full sync; `None` if there is none.
+    /// Returns the number of bytes received so far in the current full sync, or `None` if no full
+    /// sync is running.
     pub fn is_fetching(&self) -> Option<u64> {
         matches!(self.state, State::AwaitManifest(_) | State::Fetching(_))
             .then_some(self.fetched_bytes)
@@ -175,7 +178,7 @@ impl Follower {
         self.writer.put_replica_message(out, &ToMaster::StepDown);
     }
 
-    /// Whether the master has stepped down and this replica has applied its whole log.
+    /// Whether the master has stepped down and this replica has applied the master's whole log.
     pub fn has_whole_log(&self, local: &mut impl ReplicaHost) -> bool {
         let end = self.master_final_end;
         self.pending.is_empty() && end.is_some_and(|end| local.log().written().offset >= end)
@@ -216,7 +219,8 @@ impl Follower {
         course
     }
 
-    // Long: a `match` with an arm of a few lines for each pair of message and state.
+    // Long: this function is a `match` with an arm of a few lines for each pair of message and
+    // state.
     fn take(
         &mut self,
         message: ToReplica<'_>,
@@ -228,7 +232,7 @@ impl Follower {
             (ToReplica::Refused(why), _) => return Err(LinkError::Refused(why.to_owned())),
             (ToReplica::Heartbeat { end, .. }, _) => {
                 self.master_end = self.master_end.max(end);
-                // Sent even if there is nothing to acknowledge, to keep the link alive.
+                // Acknowledge even if nothing has changed, to keep the link alive.
                 self.acknowledge(local, out, now_ms);
             }
             (ToReplica::SteppedDown { end }, State::Following) => {
@@ -312,8 +316,8 @@ impl Follower {
         Ok(FollowerStep::On)
     }
 
-    /// Checks that the master's data may replace this node's data (see the head of this file).
-    /// Saves the batches that the master does not have.
+    /// Checks the rules in the module documentation: whether the master's data may replace this
+    /// node's data. Then saves the batches that the master does not have.
     fn save_diverged_batches(
         &self,
         verdict: Verdict,
@@ -339,8 +343,8 @@ impl Follower {
 
     fn want_manifest(&mut self, out: &mut Vec<u8>) {
         self.writer.put_replica_message(out, &ToMaster::WantManifest);
-        // Keep the verified files. Otherwise the loop would not end if the master's log grows
-        // faster than the verification.
+        // Keep the verified files. Otherwise the sync would never end if the master's log grows
+        // faster than the replica verifies files.
         let here = match std::mem::replace(&mut self.state, State::Greeted) {
             State::Fetching(staging) => staging.into_whole(),
             State::AwaitManifest(here) => here,
@@ -354,11 +358,12 @@ impl Follower {
         matches!(&self.state, State::Fetching(staging) if !staging.is_known())
     }
 
-    /// Verifies some of the files that an earlier link fetched, then requests the remaining ones.
+    /// Verifies some of the files that an earlier link fetched. After the last of them, requests
+    /// the remaining files.
     ///
-    /// The caller calls this repeatedly and does other work between the calls. A complete
-    /// verification in one call could exceed the peer's timeout, and the next link would begin it
-    /// again.
+    /// The caller calls this function repeatedly, and does other work between the calls. Verifying
+    /// all files in one call could exceed the peer's timeout, and the next link would have to start
+    /// over.
     pub fn look(
         &mut self,
         local: &mut impl ReplicaHost,
@@ -489,7 +494,7 @@ impl Follower {
     /// Returns an error if the master has sent nothing for too long.
     ///
     /// Called only when no input is pending, because a busy replica may read a message long after
-    /// its arrival.
+    /// the message has arrived.
     pub fn check_timeout(&self, now_ms: u64) -> Result<(), LinkError> {
         self.times.check_timeout(self.heard_ms, now_ms)
     }
@@ -524,8 +529,8 @@ fn segment(bytes: &[u8]) -> Result<SegmentHead, LinkError> {
     SegmentHead::decode(bytes).map_err(|e| LinkError::Protocol(format!("a segment: {e}")))
 }
 
-/// `Error::Refused` means that the peer's message is invalid; other errors come from the local
-/// disk.
+/// Converts an error of the store. `Error::Refused` means that the peer's message is invalid; other
+/// errors come from the local disk.
 fn refused(error: Error) -> LinkError {
     match error {
         Error::Refused(what) => LinkError::Protocol(what),
@@ -533,8 +538,8 @@ fn refused(error: Error) -> LinkError {
     }
 }
 
-/// Applies the full sync rules from the head of this file. `divergence` is the upper bound of its
-/// offset.
+/// Applies the rules for a full sync from the module documentation. `divergence` is the highest
+/// offset at which the histories may diverge.
 fn may_fetch(
     verdict: Verdict,
     (lineage, term, end): (Lineage, u64, u64),

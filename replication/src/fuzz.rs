@@ -1,8 +1,8 @@
-//! Fuzz target for links, and a deterministic test of it with seeded input.
+//! Fuzz target for replication links, and a deterministic test that feeds it seeded input.
 //!
 //! A real master sends to a real replica. An intermediary drops, repeats, changes and forges
 //! messages. Forged messages have valid checksums, including those of segments, batches and
-//! manifests. Each end must continue, or end the link with an error.
+//! manifests. Each end of the link must continue, or close the link with an error.
 
 use crate::wire::{MessageReader, MessageWriter, read_to_master, read_to_replica};
 use crate::{Follower, FollowerStep, LinkError, LogSource, ReplicaHost, Sender, Timeouts};
@@ -46,7 +46,7 @@ impl<'a> Input<'a> {
 struct MessageStream {
     reader: MessageReader,
     sent: u64,
-    /// Last segment header, and the offset after its last batch, for forged batches.
+    /// Last segment header, for forged batches. The next field is the offset after the last batch.
     segment: Option<SegmentHead>,
     byte: u64,
 }
@@ -282,7 +282,8 @@ fn talk(
     Ok(FollowerStep::On)
 }
 
-/// Tests arbitrary message bodies: an accepted message must be canonical.
+/// Tests arbitrary message bodies. If a body is accepted, encoding the message again must give the
+/// same bytes.
 fn messages(body: &[u8]) {
     let (mut writer, mut bytes) = (MessageWriter::default(), Vec::new());
     if let Ok(message) = read_to_master(body) {
@@ -327,7 +328,7 @@ mod tests {
     }
 
     /// After a power cut during the creation of the first segment, the folder contains an empty
-    /// segment file. The log begins after it.
+    /// segment file. The log begins after this file.
     #[test]
     fn a_log_that_does_not_begin_with_its_oldest_file_is_fetched() {
         let disk = Arc::new(SimDisk::new(1));
@@ -418,7 +419,7 @@ mod tests {
                 if follower.is_verifying() {
                     follower.look(&mut here, &mut up).expect("its own disk works");
                 }
-                // The first link transfers the files and is cut.
+                // The first link transfers the files, and is closed before the sync is complete.
                 if link == 0 {
                     FollowerStep::On
                 } else {

@@ -22,17 +22,17 @@
 //!
 //! Invariants:
 //!
-//! - **R1** A position identifies a point in one history: lineage, term of the segment, segment,
-//!   byte, offset, and the sequence number and chain value of the last batch. If the master's log
-//!   contains the replica's position, both logs are equal up to it, and the master continues from
-//!   there.
+//! - **R1** A position identifies a point in one history. It consists of lineage, term of the
+//!   segment, segment, byte, offset, and the sequence number and chain value of the last batch. If
+//!   the master's log contains the replica's position, both logs are equal up to it, and the master
+//!   continues from there.
 //! - **R2** A master sends batches that are written to its log file, or only durable ones if its
 //!   node requires that. The data therefore survives a kill of the master process. A replica
 //!   appends and applies a batch before it acknowledges it as written, and syncs it before it
 //!   acknowledges it as durable. Everything that clients read from a replica therefore survives a
 //!   kill, and the replica can be promoted at any time. Only a power cut can make the logs diverge.
-//!   A master that has lost unsynced data begins another segment at that point. Its replica detects
-//!   that by R1 and applies R3.
+//!   A master that has lost unsynced data begins another segment at that point. The replica then
+//!   detects by R1 that the logs differ, and applies R3.
 //! - **R3** Diverged logs are never merged. The replica fetches the whole data set, if the rules of
 //!   [`Follower`] allow the master to replace it. Before that, the replica passes the batches that
 //!   it will drop to its host.
@@ -42,8 +42,8 @@
 //! - **R5** A promoted node begins a segment with a higher term ([`next_term`]). Earlier positions
 //!   stay valid. Positions in different branches of a history differ even if their offsets are
 //!   equal.
-//! - **R6** After `SteppedDown` the sender accepts no more writes, and the replica has received its
-//!   whole log. The replica's own segment therefore begins after every acknowledged write.
+//! - **R6** After `SteppedDown` the master accepts no more writes, and the replica has received the
+//!   master's whole log. The replica's own segment therefore begins after every acknowledged write.
 //!
 //! Input bytes and timer ticks drive both ends. Any error closes the link; the next link begins
 //! with Hello.

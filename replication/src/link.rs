@@ -48,7 +48,7 @@ pub enum LinkError {
     #[error(transparent)]
     Store(#[from] store::Error),
     /// A file arrived damaged, or a crash damaged the part that an earlier link fetched. The next
-    /// link fetches it again.
+    /// link fetches the file again.
     #[error("checksum mismatch in a received file, fetching it again")]
     Damaged,
     /// This node cannot apply the next batch or data set of the master, and did not accept it.

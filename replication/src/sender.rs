@@ -2,9 +2,9 @@
 //! the snapshot.
 //!
 //! A sender buffers no data and reads files only when there is room to send (R4). It pins the files
-//! of a full sync until the link closes, or until the log retained for the sync exceeds a limit. In
-//! the latter case the replica must request the manifest again, but keeps the files that it has
-//! fetched.
+//! of a full sync until the link closes, or until the log retained for the sync exceeds a limit. If
+//! the limit is exceeded, the replica must request the manifest again, but keeps the files that it
+//! has fetched.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub const WINDOW_BYTES: usize = 1 << 20;
 /// Bytes of a file per message.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Distance in bytes from the log's end within which reads hit the page cache.
+/// Distance from the end of the log, in bytes, within which reads are served from the page cache.
 const RECENT_BYTES: u64 = 256 << 10;
 
 /// Maximum number of segment headers in Welcome. At the default segment size of 64 MiB, they cover
@@ -40,8 +40,8 @@ const REPLICA_MESSAGE_BYTES: usize = 4 << 10;
 pub struct LogSource<'a> {
     /// Data folder of the master.
     pub store: &'a Store,
-    /// End of the log that replicas may receive. The log up to there is written. The node decides
-    /// whether it must also be durable.
+    /// End of the log that replicas may receive. The log up to this position is written. The node
+    /// decides whether it must also be durable.
     pub end: Position,
     /// Term of the newest segment.
     pub term: u64,
@@ -61,7 +61,7 @@ pub enum Sending {
 /// Properties of the replica.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Address that the replica has announced. Empty if it has not announced one.
+    /// Address that the replica has announced. Empty if the replica has not announced an address.
     pub ip: String,
     /// Port that the replica listens on; 0 before Hello.
     pub port: u16,
@@ -87,7 +87,7 @@ enum SenderWork {
     Gone,
 }
 
-/// State machine of the master's end; see the head of this file.
+/// State machine of the master's end of a link. See the module documentation.
 pub struct Sender {
     times: Timeouts,
     /// Maximum size in bytes of the log retained for a full sync.
@@ -95,15 +95,15 @@ pub struct Sender {
     reader: MessageReader,
     writer: MessageWriter,
     peer: Peer,
-    /// Verdict sent in Welcome; `None` before that.
+    /// Verdict sent in Welcome. `None` until Welcome was sent.
     welcome: Option<Verdict>,
     hello: Option<Hello>,
     work: SenderWork,
     pin: Option<Arc<Pin>>,
     /// End of the log when the files were pinned. The manifest retains earlier parts of the log.
     pinned_from: u64,
-    /// Whether the pin was released. If so, requests that the replica sent before the notification
-    /// are ignored.
+    /// Whether the pin was released. If so, the sender ignores requests that the replica sent
+    /// before it was notified.
     is_pin_released: bool,
     chunk: Vec<u8>,
     sent_ms: u64,
@@ -347,8 +347,8 @@ impl Sender {
 
     /// Returns an error if the replica has sent nothing for too long.
     ///
-    /// Called periodically, even without room to send, but only when no input is pending, because a
-    /// busy master may read a message long after its arrival.
+    /// Called periodically, even without room to send. Must not be called while input is pending,
+    /// because a busy master may read a message long after the message has arrived.
     pub fn check_timeout(&self, now_ms: u64) -> Result<(), LinkError> {
         self.times.check_timeout(self.peer.heard_ms, now_ms)
     }
@@ -429,8 +429,8 @@ impl Sender {
     }
 }
 
-/// Returns the first position of a segment. `None` if the segment was removed. Segment 1 means the
-/// first segment of the log, whose number may be higher.
+/// Returns the first position of a segment, or `None` if the segment was removed. Segment 1 means
+/// the first segment of the log, whose number may be higher.
 fn first_position(origin: &LogSource<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
     let store = origin.store;
     let head = if segment == Position::START.segment {

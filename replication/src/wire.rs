@@ -1,6 +1,6 @@
-//! Encoding of a link's messages. They are frames of the store (length, CRC-32C, body). The CRC
-//! also covers the message number in its direction, from 0, to detect lost and repeated messages. A
-//! body consists of a kind and little-endian fields.
+//! Encoding of a link's messages. A message has the frame format of the store (length, CRC-32C,
+//! body). To detect lost and repeated messages, the CRC also covers the message's sequence number,
+//! which starts at 0 in each direction. A body consists of a kind and little-endian fields.
 
 use store::{Check, FRAME_BYTES, Frame, Lineage, MAX_BODY_BYTES, Position, frame_head, read_frame};
 
@@ -28,15 +28,15 @@ pub struct Hello {
 /// Whether the master's log contains the replica's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The log contains it. The master sends the log from there.
+    /// The log contains the position. The master sends the log from there.
     Continue,
-    /// Unknown, because that part of the log was removed.
+    /// The answer is unknown, because that part of the log was removed.
     Removed,
-    /// No, the histories diverge.
+    /// The log does not contain the position, because the histories diverge.
     Diverged,
-    /// No, the master has another data set.
+    /// The log does not contain the position, because the master has another data set.
     Foreign,
-    /// No, the master's log ends earlier.
+    /// The log does not contain the position, because the master's log ends earlier.
     Short,
 }
 
@@ -83,7 +83,7 @@ pub(crate) enum ToReplica<'a> {
     /// The requested data was removed. The replica must request the manifest again.
     Gone,
     Refused(&'a str),
-    /// The sender accepts no more writes, and its log ends at this offset.
+    /// The master accepts no more writes, and its log ends at this offset.
     SteppedDown {
         end: u64,
     },
@@ -381,7 +381,7 @@ mod tests {
         }
     }
 
-    /// Any input gives a message or an error.
+    /// Arbitrary input gives a message or an error, never a panic.
     #[test]
     fn no_bytes_make_a_reader_panic() {
         let mut rng = fastrand::Rng::with_seed(5);

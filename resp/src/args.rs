@@ -2,7 +2,8 @@
 
 use super::span::Span;
 
-/// Arguments of one request, beginning with the command's name. Cheap to copy: contains two slices.
+/// Arguments of one request, beginning with the command's name. Copying the value is cheap, because
+/// it contains only two slices.
 #[derive(Clone, Copy)]
 pub struct Args<'a> {
     bytes: &'a [u8],
@@ -21,7 +22,7 @@ impl<'a> Args<'a> {
         self.spans.len()
     }
 
-    /// Whether there are no arguments. A whole request has at least one argument. A part of a
+    /// Whether there are no arguments. A complete request has at least one argument; a part of a
     /// request may have none.
     #[inline]
     pub fn is_empty(&self) -> bool {

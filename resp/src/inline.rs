@@ -1,4 +1,5 @@
-//! Inline requests: one line of words, with quotes and escapes as in a shell.
+//! Parses inline requests. An inline request is one line of words, with quotes and escapes as in a
+//! shell.
 
 use super::span::Span;
 

@@ -1,4 +1,4 @@
-//! Copies of requests that are executed later, when the read buffer has been reused.
+//! Copies of requests that are executed later, when the read buffer already contains other data.
 
 use super::args::Args;
 use super::span::Span;
@@ -11,7 +11,7 @@ const REQUEST_BYTES: usize = 2 * size_of::<usize>();
 pub struct RequestQueue {
     bytes: Vec<u8>,
     spans: Vec<Span>,
-    /// End of each request in `bytes` and in `spans`.
+    /// End offsets of each request in `bytes` and in `spans`.
     ends: Vec<(usize, usize)>,
 }
 
@@ -21,7 +21,7 @@ impl RequestQueue {
         self.push_all(args.iter());
     }
 
-    /// Appends a request that consists of these words.
+    /// Appends a request with these arguments, given as text.
     pub fn push_words(&mut self, words: &[&str]) {
         self.push_all(words.iter().map(|word| word.as_bytes()));
     }

@@ -7,16 +7,16 @@ const MAX_LINE_BYTES: usize = 64 << 10;
 /// Maximum length of a string in bytes, as in Redis.
 const MAX_BULK_BYTES: i64 = 512 << 20;
 
-/// Error: the bytes are not a reply.
+/// Error for bytes that are not a valid reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidReply;
 
-/// Incremental search for the end of a reply. It resumes where it stopped, so it examines a long
-/// reply only once.
+/// Incremental search for the end of a reply. Each call resumes where the previous call stopped, so
+/// a long reply is examined only once.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyEnd {
     at: usize,
-    /// Number of replies and elements that are not complete.
+    /// Number of replies and elements whose ends were not found yet.
     left: usize,
 }
 
@@ -26,7 +26,7 @@ impl Default for ReplyEnd {
     }
 }
 
-/// Returns the first line without CR LF. `None` if the line is incomplete.
+/// Returns the first line, without CR LF. Returns `None` if the line is incomplete.
 fn line(bytes: &[u8]) -> Result<Option<&[u8]>, InvalidReply> {
     // Fast path: nearly all lines are a type and one digit.
     if let [_, _, b'\r', b'\n', ..] = bytes {
@@ -49,7 +49,7 @@ fn length(digits: &[u8], most: i64) -> Result<usize, InvalidReply> {
 }
 
 impl ReplyEnd {
-    /// Returns the length of the first reply in `bytes`. `None` if the reply is incomplete. Each
+    /// Returns the length of the first reply in `bytes`, or `None` if the reply is incomplete. Each
     /// call must pass the bytes of the previous call, and may append more bytes.
     pub fn find(&mut self, bytes: &[u8]) -> Result<Option<usize>, InvalidReply> {
         while self.left > 0 {
@@ -74,7 +74,8 @@ impl ReplyEnd {
     }
 }
 
-/// Iterates over the elements of a complete array reply; `None` for another reply.
+/// Iterates over the elements of a complete array reply. Returns `None` if the reply is not an
+/// array.
 pub fn elements(reply: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     let head = line(reply).ok()?.filter(|line| line[0] == b'*')?;
     let mut left = length(&head[1..], i64::from(u32::MAX)).ok()?;
@@ -120,7 +121,8 @@ mod tests {
         "*3\r\n$0\r\n\r\n*1\r\n*1\r\n+x\r\n:2\r\n",
     ];
 
-    /// Every prefix is incomplete, and bytes of another reply do not change the result.
+    /// Every proper prefix of a reply is incomplete. Bytes of a following reply do not change the
+    /// result.
     #[test]
     fn a_reply_ends_where_its_last_element_does() {
         for reply in REPLIES {

@@ -1,7 +1,6 @@
-//! Encoder of replies. It writes directly to the connection's output buffer, in the client's
-//! protocol version.
+//! Encodes replies directly into the connection's output buffer, in the client's protocol version.
 //!
-//! RESP2 lacks some types of RESP3. The methods document what they write instead. Only
+//! RESP2 lacks some types of RESP3. Each method documents what it writes in RESP2 instead. Only
 //! [`Reply::error`] writes errors. It removes CR, LF and NUL, so that an error that quotes client
 //! input cannot inject another reply.
 
@@ -18,8 +17,8 @@ pub enum Protocol {
 /// Maximum length of an error in bytes. Longer errors are truncated.
 const MAX_ERROR: usize = 1024;
 
-/// Writer of replies for one connection. An aggregate begins with its length (`array(2)`), followed
-/// by the elements.
+/// Writer of replies for one connection. To write an aggregate, first write its length
+/// (`array(2)`), then its elements.
 pub struct Reply<'a> {
     out: &'a mut Vec<u8>,
     protocol: Protocol,
@@ -113,7 +112,7 @@ impl<'a> Reply<'a> {
     /// - `write`: writes the header and the integers of one row.
     /// - `refused`: returns an error to write instead of the row.
     ///
-    /// Allocates memory once for many rows.
+    /// This method resizes the output buffer only once per group of rows.
     #[inline]
     pub fn int_rows<'t>(
         &mut self,
@@ -310,13 +309,14 @@ impl<'a> Reply<'a> {
 
 /// Writer of a row; see [`Reply::int_rows`].
 pub struct IntRow<'a> {
-    /// Output, large enough for all remaining rows and [`FAST_ROW_BYTES`] more bytes.
+    /// Output buffer. It has room for all remaining rows, plus [`FAST_ROW_BYTES`] bytes.
     out: &'a mut [u8],
     at: usize,
-    /// Encoded null, and its length.
+    /// Encoded null, and the length of that encoding.
     null: (&'static [u8; 5], usize),
     width: usize,
-    /// Encoded header of a row, in the format of [`SMALL`]; `None` if it does not fit.
+    /// Encoded header of a row, in the format of [`SMALL`]; `None` if the header does not fit into
+    /// that format.
     head: Option<u64>,
     /// Whether all integers are in 0..2^19.
     small: bool,
@@ -383,14 +383,14 @@ impl IntRow<'_> {
         for &value in ints {
             at = put_small(&mut put, at, value as u32 as usize);
         }
-        // Two flags in one word, see `flag`.
+        // Write both flags with one store; see `flag`.
         let [first, second] = flags.map(u64::from);
         put(at, u64::from_le_bytes(*b":0\r\n:0\r\n") + (first << 8) + (second << 40));
         self.at = from.wrapping_add(at).wrapping_add(8);
     }
 }
 
-/// "00" to "99". With this table one division yields two digits.
+/// Decimal digits of the numbers "00" to "99". With this table one division yields two digits.
 const PAIRS: [u8; 200] = {
     let mut pairs = [0; 200];
     let mut i = 0;
@@ -402,7 +402,7 @@ const PAIRS: [u8; 200] = {
     pairs
 };
 
-/// Number of bytes to allocate at once for several rows.
+/// Number of bytes by which the buffer grows for a group of rows.
 const ROWS_BYTES: usize = 8 << 10;
 
 /// Maximum size in bytes of an encoded integer: `:-9223372036854775808\r\n`.
@@ -413,7 +413,8 @@ const MAX_SMALL_INT: usize = 9;
 
 const MAX_HEADER: usize = MAX_INT;
 
-/// `:0\r\n` to `:1023\r\n`, first byte lowest, with the length in the highest byte.
+/// Encoded integers `:0\r\n` to `:1023\r\n`. The first byte is the lowest; the highest byte is the
+/// length.
 static SMALL: [u64; 1024] = {
     let mut small = [0; 1024];
     let mut i = 0;
@@ -434,7 +435,7 @@ static SMALL: [u64; 1024] = {
     small
 };
 
-/// `000\r\n` to `999\r\n`, first byte lowest.
+/// Encoded digits `000\r\n` to `999\r\n`. The first byte is the lowest.
 static THREE: [u64; 1000] = {
     let mut three = [0; 1000];
     let mut i = 0;
@@ -459,7 +460,7 @@ fn put(out: &mut [u8], at: usize, word: u64) {
         word.to_le_bytes();
 }
 
-/// Writes an integer of 0 to 999,999 at `at`, with stores of eight bytes. Returns the end.
+/// Writes an integer from 0 to 999,999 at `at`, with stores of eight bytes. Returns the end offset.
 #[inline(always)]
 fn put_small(mut put: impl FnMut(usize, u64), at: usize, value: usize) -> usize {
     if value < 1000 {
@@ -475,8 +476,8 @@ fn put_small(mut put: impl FnMut(usize, u64), at: usize, value: usize) -> usize 
     at.wrapping_add(5)
 }
 
-/// Writes an integer at `out[at..]`, which must have room for [`MAX_INT`] + 8 bytes. Returns the
-/// end.
+/// Writes an integer at `out[at..]`, and returns the end offset. There must be room for eight bytes
+/// more than [`MAX_INT`].
 #[inline(always)]
 fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
     if let 0..=999_999 = value {
@@ -491,7 +492,8 @@ fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
     at + length
 }
 
-/// Writes `value` in decimal, ending before `buf[end]`. Returns the start. Writes at most 20 bytes.
+/// Writes `value` in decimal digits that end before `buf[end]`, at most 20 bytes. Returns the start
+/// offset.
 #[inline]
 fn digits(value: i64, buf: &mut [u8], end: usize) -> usize {
     let mut rest = value.unsigned_abs();
@@ -606,7 +608,7 @@ mod tests {
         }
     }
 
-    /// Rows of four integers and two flags, some of them too large for the fast path.
+    /// Tests rows of four integers and two flags, including rows too large for the fast path.
     #[test]
     fn usual_rows_are_written_as_others_are() {
         let mut random = fastrand::Rng::with_seed(9);
@@ -642,7 +644,8 @@ mod tests {
         }
     }
 
-    /// Any number of rows of any width, with some errors, across several allocations.
+    /// Tests any number of rows of any width, including rows with errors and replies that span
+    /// several allocations.
     #[test]
     fn rows_are_written_as_arrays_of_integers() {
         for (rows, width) in [(0, 3), (1, 0), (1, 1), (7, 12), (1000, 6), (3, 1000), (2, 123_456)] {
@@ -674,7 +677,7 @@ mod tests {
                     r.int_rows(rows, width, bits, usize::MAX, write, refused);
                 });
                 assert!(found == expected, "{rows} rows of {width}");
-                // Output stops at the limit, and at most one allocation exceeds it.
+                // Output stops at the limit. At most one group of rows exceeds the limit.
                 let most = expected.len() / 2;
                 let cut = written(protocol, |r| {
                     let write = |_, to: &mut IntRow<'_>| {

@@ -3,9 +3,9 @@
 //!
 //! The scanner is *resumable*: when more bytes of an incomplete request arrive, it continues where
 //! it stopped. A decoder that starts over for each packet needs 25 ms for 10,000 arguments. The
-//! scanner is *total*: every input yields a request, "incomplete" or an error. It never allocates
-//! memory according to a header: a header that announces 512 MB or a million arguments costs
-//! nothing until the bytes arrive.
+//! scanner is *total*: every input yields a request, "incomplete" or an error. The scanner never
+//! allocates memory based on a header. A header that announces 512 MB or a million arguments
+//! therefore costs nothing until the bytes arrive.
 //!
 //! Like Redis it accepts two forms:
 //!
@@ -39,7 +39,7 @@ pub struct Limits {
     pub max_args: usize,
     /// Maximum size of an argument in bytes.
     pub max_bulk_bytes: usize,
-    /// Whether the peer has not authenticated. Determines the text of errors.
+    /// Whether the peer is not authenticated. This determines the texts of errors.
     pub unauthenticated: bool,
 }
 
@@ -80,10 +80,10 @@ pub enum Malformed {
     /// The first byte of a bulk string is not `$`.
     #[error("Protocol error: expected '$', got '{}'", char::from(*.0))]
     ExpectedBulk(u8),
-    /// A TLS client hello.
+    /// The bytes are a TLS ClientHello.
     #[error("Protocol error: this port does not speak TLS")]
     Tls,
-    /// A line that ends in `HTTP/1.x`. The connection closes without a reply.
+    /// The line ends in `HTTP/1.x`. The connection closes without a reply.
     #[error("Protocol error: this port does not speak HTTP")]
     Http,
     /// CR LF is missing at the end of a bulk string.
@@ -94,12 +94,11 @@ pub enum Malformed {
 /// Result of [`Scanner::scan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// The request is incomplete. The request is incomplete. Call again with the same bytes and
-    /// more.
+    /// The request is incomplete. Call again with the same bytes, followed by more bytes.
     Incomplete,
-    /// An empty request (an empty line, `*0`, `*-1`) of this many bytes to skip.
+    /// An empty request (an empty line, `*0` or `*-1`). The caller must skip this many bytes.
     Nothing(usize),
-    /// A request of this many bytes; [`Scanner::args`] returns its arguments.
+    /// A complete request of this many bytes. [`Scanner::args`] returns its arguments.
     Request(usize),
     /// Protocol error. Send the error and close the connection.
     Refused(Malformed),
@@ -107,11 +106,11 @@ pub enum Scan {
 
 #[derive(Clone, Copy)]
 enum ScanState {
-    /// First byte of a request.
+    /// The scanner expects the first byte of a request.
     Start,
-    /// `$` of an argument.
+    /// The scanner expects the `$` of an argument.
     Header,
-    /// An argument of this length.
+    /// The scanner expects an argument of this length.
     Body(usize),
 }
 
@@ -122,24 +121,26 @@ enum HeaderLine {
     Invalid,
 }
 
-/// Scanner for the requests of one connection; see the head of this file.
+/// Scanner for the requests of one connection. See the module documentation.
 ///
-/// It stores the arguments of several consecutive requests, so that the caller can inspect all of
-/// them before it executes the first; see [`Scanner::discard_complete_requests`].
+/// The scanner stores the arguments of several consecutive requests, so that the caller can inspect
+/// all of them before executing the first. See [`Scanner::discard_complete_requests`].
 pub struct Scanner {
     /// Arguments of all requests since [`Scanner::discard_complete_requests`], then those of the
     /// current partial request.
     spans: Vec<Span>,
     /// Index in `spans` of the current request's first argument.
     first: usize,
-    /// Index in `spans` of the last complete request's first argument. They end at `first`.
+    /// Index in `spans` of the last complete request's first argument. The arguments of that
+    /// request end at `first`.
     last: usize,
-    /// Unescaped arguments of an inline request. Its spans are ranges of this buffer.
+    /// Unescaped arguments of an inline request. The spans of an inline request are ranges of this
+    /// buffer.
     inline: Vec<u8>,
     is_inline: bool,
     state: ScanState,
     pos: usize,
-    /// Number of remaining arguments.
+    /// Number of arguments of the current request that are still to be scanned.
     remaining_args: usize,
     /// Position up to which the input was searched for a line end.
     searched: usize,
@@ -164,10 +165,12 @@ impl Default for Scanner {
 impl Scanner {
     /// Scans for a request at the start of `buf`.
     ///
-    /// After [`Scan::Incomplete`], `buf` must contain the same bytes and more, possibly at another
-    /// address. After any other result it must begin after the request.
+    /// After [`Scan::Incomplete`], `buf` must contain the same bytes followed by more bytes,
+    /// possibly at another address. After any other result, `buf` must begin after the scanned
+    /// request.
     #[inline]
-    // Long: a `match` with an arm for each state; the arms share the loop and its position.
+    // Long: this function is a `match` with an arm for each state. The arms share the loop and its
+    // position.
     pub fn scan(&mut self, buf: &[u8], limits: &Limits) -> Scan {
         loop {
             match self.state {
@@ -251,7 +254,7 @@ impl Scanner {
     }
 
     /// Fast path for complete arguments of less than 100 bytes. Consumes as many arguments as
-    /// possible. The state machine parses the rest. Returns whether the request is complete.
+    /// possible, and leaves the rest to the state machine. Returns whether the request is complete.
     #[inline]
     fn scan_short(&mut self, buf: &[u8], limits: &Limits) -> bool {
         if limits.max_bulk_bytes < 99 || u32::try_from(buf.len()).is_err() {
@@ -259,8 +262,8 @@ impl Scanner {
         }
         let (mut pos, mut remaining_args) = (self.pos, self.remaining_args);
         let mut rest = buf.get(pos..).unwrap_or_default();
-        // Previous header, its mask, and its meaning: consecutive arguments often have equal
-        // lengths. The initial value is the header of PING.
+        // Previous header, its mask, and its decoded lengths. Consecutive arguments often have
+        // equal lengths. The initial value is the header of PING.
         let (mut last, mut bytes, mut length, mut header) =
             (u64::from_le_bytes(*b"$4\r\n\0\0\0\0"), 0xffff_ffff, 4, 4);
         while remaining_args > 0 {
@@ -334,8 +337,9 @@ impl Scanner {
         self.is_inline
     }
 
-    /// Returns the arguments of a request since [`Scanner::discard_complete_requests`]. `buf` must
-    /// be the same as in its [`Scanner::scan`]. If the request is inline, it must be the last one.
+    /// Returns the arguments of a request scanned since [`Scanner::discard_complete_requests`].
+    /// `buf` must be the buffer passed to [`Scanner::scan`] for that request. An inline request
+    /// must be the last one scanned.
     #[inline]
     pub fn args_in<'a>(&'a self, buf: &'a [u8], spans: Range<usize>, is_inline: bool) -> Args<'a> {
         Args::new(if is_inline { &self.inline } else { buf }, self.spans.get(spans).unwrap_or(&[]))
@@ -353,7 +357,7 @@ impl Scanner {
         self.spans.len()
     }
 
-    /// Discards all complete requests, and keeps the current partial one.
+    /// Discards all complete requests, and keeps the current partial request.
     #[inline]
     pub fn discard_complete_requests(&mut self) {
         if self.first == self.spans.len() {
@@ -370,7 +374,8 @@ impl Scanner {
         (self.first, self.last) = (0, 0);
     }
 
-    /// Discards everything. The next call begins at the first byte of a request.
+    /// Discards all requests, including the partial one. The next call begins at the first byte of
+    /// a request.
     #[inline]
     pub fn restart(&mut self) {
         self.spans.truncate(self.first);
@@ -394,7 +399,7 @@ impl Scanner {
     /// Parses the number in the header line whose marker is at `at`.
     #[inline]
     fn number(&mut self, buf: &[u8], at: usize) -> HeaderLine {
-        // Fast path: a few digits, CR and LF, all present.
+        // Fast path: a few digits followed by CR and LF, all within the buffer.
         let digits = &buf[at + 1..];
         let mut value = 0i64;
         let mut length = 0;
@@ -622,7 +627,7 @@ mod tests {
             (b"set \"a\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
             (b"set \"a\"b\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
             (b"set 'a\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
-            // Deliberately stricter than Redis.
+            // These requests are refused, although Redis accepts them.
             (
                 b"*1\r\n$4\r\nPINGxx".to_vec(),
                 LIMITS,
@@ -727,7 +732,7 @@ mod tests {
                             .into_iter()
                             .map(|f| if let OwnedFrame::BulkString(b) = f { Some(b) } else { None })
                             .collect();
-                        // Arrays of other types are not requests.
+                        // Arrays of types other than bulk strings are not requests.
                         let Some(theirs) = theirs else { continue };
                         // redis-protocol accepts "$01", the scanner does not.
                         if damaged && matches!(ours, Scan::Refused(_)) {

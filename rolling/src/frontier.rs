@@ -1,14 +1,14 @@
 //! The frontier decides which ids count as normal traffic. A single bad id cannot move a table
 //! boundary (R5; promise 7 in `docs/promises.md`).
 //!
-//! Ids grow with time, so a new id is normally close to the highest one so far. But a broken client
+//! Ids grow with time, so a new id is normally close to the highest id so far. But a broken client
 //! may send 2^64-1. If that became the highest id, the ring could never open another table above
 //! it. An id more than one *window* above the frontier is therefore *ahead*: the engine stores it
 //! in the outlier map, and no boundary moves.
 //!
-//! Ids that are ahead may also be legitimate. The service may have been idle for a month, or a
-//! second service may use larger ids. When enough such ids arrive, a *range* opens for them. Each
-//! range has its own highest id and window, and ends where the next range starts:
+//! Ids far ahead may also be legitimate. The service may have been idle for a month, or a second
+//! service may use larger ids. When enough such ids arrive, a *range* opens for them. Each range
+//! has its own highest id and window, and ends where the next range starts:
 //!
 //! ```text
 //!      range 0, from id 0       high    window           range 1       high   window
@@ -20,37 +20,38 @@
 //! The ring has an open table at each `high`, and opens the next one above it. A new range does not
 //! change the others, so older traffic may continue at any rate. A range opens at the *shorth*, the
 //! shortest interval with half of the ids (Andrews et al., Robust Estimates of Location, 1972). A
-//! few bad ids therefore do not affect it. The number of ids needed:
+//! few bad ids therefore do not affect where a range opens. The number of ids that open a range:
 //!
-//! - Without any range: [`MIN_IDS_AHEAD`] distinct ids, or [`FIRST_RANGE_ENTRIES`] entries, or
-//!   `max_aside` entries if that is less.
-//! - With ranges: `max_aside / 16` entries ([`MAX_ENTRIES_NEEDED`] by default) of at least
-//!   [`MIN_IDS_AHEAD`] distinct ids. The interval must be shorter than a sixteenth of its distance
-//!   to the range below; with `max_aside` entries any interval is accepted. The interval contains
-//!   that number of ids, or half of all ids if that is less, because two services may start at the
-//!   same time. If it is within [`WINDOW_FACTOR`] windows of the range below, that range grows
-//!   instead.
-//! - When memory for outliers is short: the same number as without any range, at any distance.
+//! - If there is no range yet: [`MIN_IDS_AHEAD`] distinct ids, or [`FIRST_RANGE_ENTRIES`] entries,
+//!   or `max_aside` entries if that is less.
+//! - If there are ranges already: `max_aside / 16` entries ([`MAX_ENTRIES_NEEDED`] by default) of
+//!   at least [`MIN_IDS_AHEAD`] distinct ids. The interval must be shorter than a sixteenth of its
+//!   distance to the range below; with `max_aside` entries any interval is accepted. The interval
+//!   contains the required number of ids, or half of all ids if that is less, because two services
+//!   may start at the same time. If the interval is within [`WINDOW_FACTOR`] windows of the range
+//!   below, that range grows instead.
+//! - When memory for outliers is short: the same number as for the first range, at any distance.
 //!
 //! A range that receives no new id while other ranges receive [`IDLE_RANGE_IDS`] is joined with the
-//! range above it. Its later ids count as late traffic. There are at most [`MAX_RANGES`]. When all
-//! are in use, other ids stay ahead until the map has `max_aside` entries or memory is short. Then
-//! the least recently used range is joined.
+//! range above it. Its later ids count as late traffic. There are at most [`MAX_RANGES`] ranges.
+//! When all of them are in use, other ids stay in the outlier map until the map has `max_aside`
+//! entries or memory is short. Then the least recently used range is joined with the range above
+//! it.
 //!
-//! One step covers at most half of the remaining ids ([`Frontier::reach`]), because a ring at the
-//! end of the id space could never open another table. Legitimate ids do not jump there, but
-//! negative numbers do: a client's -1 is 2^64-1. Such ids stay ahead. The first range opens beyond
-//! the reach only if the map has `max_aside` entries, enough of them for a range, and most of them
-//! are beyond the reach.
+//! The frontier moves by at most half of the remaining ids per step ([`Frontier::reach`]), because
+//! a ring at the end of the id space could never open another table. Legitimate ids do not jump to
+//! the end of the id space, but negative numbers do: a client's -1 is 2^64-1. Such ids stay in the
+//! outlier map. The first range opens beyond the reach only if the map has `max_aside` entries,
+//! these are enough for a range, and most of them are beyond the reach.
 //!
 //! A space may refuse ids that are too high (`max_ahead`). The distance is measured from the
 //! highest range or, without any range, from the highest id in the outlier map
 //! ([`Frontier::is_too_far`]).
 //!
 //! A node that replays a log (at startup, or as a replica) reads the frontier from the log
-//! ([`Frontier::tell`]) and does not move it by itself. Replay orders the ids of a batch
-//! differently from the original writes. A frontier computed from them would admit ids earlier and
-//! put table boundaries at other ids.
+//! ([`Frontier::tell`]) and does not move the frontier by itself. Replay orders the ids of a batch
+//! differently from the original writes. A frontier computed from replayed ids would admit ids
+//! earlier, and would put table boundaries at other ids.
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -71,10 +72,10 @@ const MAX_COUNTED_PER_ID: usize = MAX_ENTRIES_NEEDED / MIN_IDS_AHEAD;
 /// Minimum window of a range.
 const MIN_WINDOW: u64 = 1024;
 const WINDOW_FACTOR: u64 = 16;
-/// Maximum number of ranges of a frontier. Each has an open table.
+/// Maximum number of ranges of a frontier. Each range has an open table.
 pub const MAX_RANGES: usize = 8;
-/// Number of new ids in other ranges after which a range without new ids is joined with the one
-/// above it.
+/// A range that receives no new id is joined with the range above it after the other ranges have
+/// received this many new ids.
 const IDLE_RANGE_IDS: u64 = 1 << 16;
 
 /// Returns the number of entries that opens another range.
@@ -96,7 +97,7 @@ pub enum Admission {
 /// A range of ids in use. Ids from `start` to `high` count as normal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// First id; 0 for the lowest range. No table extends across it.
+    /// First id of the range; 0 for the lowest range. No table extends across this id.
     pub start: u64,
     /// Highest admitted id.
     pub high: u64,
@@ -138,14 +139,14 @@ impl Range {
     }
 }
 
-/// A range, and the value of [`Tracking::moves`] when its `high` last moved.
+/// A range, and the value of [`Tracking::moves`] when the `high` of the range last moved.
 #[derive(Clone, Copy)]
 struct Tracked {
     range: Range,
     moved: u64,
 }
 
-/// A range below the highest one, as published to writers.
+/// A range below the highest range, as published to writers.
 struct LowerRange {
     start: u64,
     high: AtomicU64,
@@ -153,8 +154,8 @@ struct LowerRange {
 
 /// Decides which ids count as normal. All methods may be called from any thread.
 ///
-/// Aligned to two cache lines, because processors fetch lines in pairs. Writers of new ids store to
-/// this struct, and every read loads the adjacent data.
+/// The struct is aligned to two cache lines, because processors fetch lines in pairs. Writers of
+/// new ids store to this struct, and every read loads the adjacent data.
 #[repr(align(128))]
 pub struct Frontier {
     /// `start` and `high` belong to the highest range; 0 while `known` is false.
@@ -162,17 +163,17 @@ pub struct Frontier {
     high: AtomicU64,
     known: AtomicBool,
     follows: AtomicBool,
-    /// `u64::MAX` if unlimited.
+    /// Maximum distance of a new id above the frontier; `u64::MAX` if unlimited.
     max_ahead: AtomicU64,
-    /// Number of entries needed to open another range, and number from which their distances no
-    /// longer matter.
+    /// Number of entries that open another range. The next field is the number of entries above
+    /// which the distances between their ids no longer matter.
     entries_needed: AtomicUsize,
     max_aside: AtomicUsize,
-    /// Number of writes that were ahead since the last [`Frontier::advance`], and number that
-    /// triggers the next one.
+    /// Number of writes to ids far ahead since the last [`Frontier::advance`]. The next field is
+    /// the number of such writes that triggers the next call.
     ahead: AtomicUsize,
     advance_after: AtomicUsize,
-    /// Ranges below the highest one, in ascending order.
+    /// Ranges below the highest range, in ascending order.
     lower: ArcSwap<Vec<LowerRange>>,
     /// All ranges, in ascending order. Locked while a range moves, opens or is joined.
     ranges: Mutex<Tracking>,
@@ -206,7 +207,8 @@ impl Tracking {
         self.ranges[at].range.start = range.start;
     }
 
-    /// Joins ranges that are idle or full, except the highest. Returns whether any was joined.
+    /// Joins ranges that are idle or full, except the highest, with the ranges above them. Returns
+    /// whether any range was joined.
     fn join_idle(&mut self) -> bool {
         let before = self.ranges.len();
         let mut at = 0;
@@ -221,8 +223,8 @@ impl Tracking {
         self.ranges.len() < before
     }
 
-    /// Joins the least recently used range, except the highest and the one at or below `id`.
-    /// Returns whether any was joined.
+    /// Joins the least recently used range with the range above it. Never joins the highest range,
+    /// or the range at or below `id`. Returns whether a range was joined.
     fn join_oldest(&mut self, id: Option<u64>) -> bool {
         let kept = id.and_then(|id| self.below(id));
         let others = (0..self.ranges.len().saturating_sub(1)).filter(|&at| Some(at) != kept);
@@ -232,8 +234,9 @@ impl Tracking {
 }
 
 impl Frontier {
-    /// Creates a frontier without ranges. `max_ahead`: see [`Frontier::is_too_far`]. `max_aside` is
-    /// the number of outlier entries that opens a range even if their ids are far apart.
+    /// Creates a frontier without ranges. [`Frontier::is_too_far`] explains `max_ahead`.
+    /// `max_aside` is the number of outlier entries that opens a range even if their ids are far
+    /// apart.
     pub fn new(max_ahead: Option<u64>, max_aside: usize) -> Frontier {
         Frontier {
             start: AtomicU64::new(0),
@@ -281,9 +284,9 @@ impl Frontier {
 
     /// Publishes the ranges to writers. The order of the stores makes every intermediate state
     /// safe: an id that is inside before and after never appears ahead, and an id of a gap never
-    /// appears inside. When the highest range absorbs another one, its `start` falls before the
-    /// other one leaves the list. A former highest range enters the list before the new one
-    /// replaces it.
+    /// appears inside. When the highest range absorbs another range, its `start` is lowered before
+    /// the absorbed range leaves the list. When a new range becomes the highest, the former highest
+    /// range enters the list first.
     fn publish(&self, tracking: &Tracking) {
         let (top, lower) = match tracking.ranges.split_last() {
             Some((top, lower)) => (top.range, lower),
@@ -302,8 +305,8 @@ impl Frontier {
         self.known.store(!tracking.ranges.is_empty(), SeqCst);
     }
 
-    /// Extends the range at or below `id` to include it, and widens the window if needed. Used for
-    /// ids that recovery finds in a file or that another site reports.
+    /// Extends the range at or below `id` to include `id`, and widens the range's window to at
+    /// least `window`. Used for ids that recovery finds in a file or that another site reports.
     pub fn adopt(&self, id: u64, window: u64) {
         let mut tracking = self.ranges.lock();
         let moved = tracking.moves;
@@ -321,7 +324,8 @@ impl Frontier {
         self.publish(&tracking);
     }
 
-    /// Adopts the ranges of a snapshot. Previously [adopted](Frontier::adopt) ids stay inside.
+    /// Adopts the ranges of a snapshot. Ids that were [adopted](Frontier::adopt) earlier stay in a
+    /// range.
     pub fn adopt_ranges(&self, ranges: &[Range]) {
         let ours = self.ranges();
         if !ranges.is_empty() {
@@ -347,12 +351,13 @@ impl Frontier {
         self.set_ranges(ranges);
     }
 
-    /// Decides about a write replayed from a log.
+    /// Decides whether a write replayed from a log goes to the tables.
     pub(crate) fn admit_replayed(&self, id: u64) -> Admission {
         if self.follows() { self.admit_unsampled(id) } else { self.admit(id) }
     }
 
-    /// Decides about an operation that adds no data. Such an operation does not move the frontier.
+    /// Decides whether an operation that adds no data goes to the tables. Such an operation does
+    /// not move the frontier.
     pub(crate) fn admit_unsampled(&self, id: u64) -> Admission {
         if self.contains(id) { Admission::Inside } else { Admission::Ahead }
     }
@@ -370,7 +375,8 @@ impl Frontier {
         lower.iter().rfind(|range| range.start <= id).is_some_and(|r| id <= r.high.load(SeqCst))
     }
 
-    /// Decides about a write to `id`. An id in the window of a range raises the range's `high`.
+    /// Decides whether a write to `id` goes to the tables. An id in the window of a range raises
+    /// the range's `high`.
     #[inline]
     pub fn admit(&self, id: u64) -> Admission {
         let high = self.high.load(SeqCst);
@@ -422,7 +428,8 @@ impl Frontier {
         Admission::Inside
     }
 
-    /// Highest id that the frontier may reach in one step: half of the remaining ids stay above it.
+    /// Returns the highest id that the frontier may reach in one step. Half of the remaining ids
+    /// are above it.
     pub fn reach(&self) -> u64 {
         reach(self.high().unwrap_or(0))
     }
@@ -439,8 +446,8 @@ impl Frontier {
         starts.skip(1).map(|start| start - 1).chain([u64::MAX]).collect()
     }
 
-    /// Whether the table that ends at `last` receives new ids. It is then the newest table or the
-    /// last one below the start of a range.
+    /// Whether the table that ends at `last` receives new ids. Such a table is either the newest
+    /// table, or the last table below the start of a range.
     pub fn is_open(&self, last: u64) -> bool {
         let Some(next) = last.checked_add(1) else { return true };
         next == self.start.load(SeqCst) || self.lower.load().iter().any(|r| r.start == next)
@@ -463,8 +470,9 @@ impl Frontier {
         high.checked_add(1).filter(|&boundary| boundary <= last)
     }
 
-    /// Widens the window of the range of `id` to a quarter of `span`, the number of ids in the
-    /// range of a full table. Gaps that are small compared with a table are normal.
+    /// Widens the window of the range that contains `id` to a quarter of `span`. `span` is the
+    /// number of ids that a full table covers. Gaps between ids are normal if they are small
+    /// compared with a table.
     pub fn widen(&self, id: u64, span: u64) {
         let mut tracking = self.ranges.lock();
         if let Some(at) = tracking.below(id) {
@@ -473,8 +481,8 @@ impl Frontier {
         }
     }
 
-    /// Whether enough writes were ahead for [`Frontier::advance`] to find a range. `entries` is the
-    /// current size of the outlier map.
+    /// Whether there were enough writes to ids far ahead for [`Frontier::advance`] to find a range.
+    /// `entries` is the current size of the outlier map.
     #[inline]
     pub fn should_advance(&self, entries: usize) -> bool {
         entries >= MIN_IDS_AHEAD.min(self.max_aside.load(Relaxed))
@@ -482,13 +490,14 @@ impl Frontier {
             && !self.follows()
     }
 
-    /// Opens or extends a range for the ids in `ahead`. These are the ids of all outlier entries in
-    /// any order, repeated once per write. Returns whether a range opened or grew. The engine then
-    /// moves entries into tables.
+    /// Opens or extends a range for the ids in `ahead`. `ahead` contains the ids of all outlier
+    /// entries in any order, repeated once per write. Returns whether a range opened or grew. The
+    /// engine then moves entries into tables.
     ///
-    /// `is_short`: memory for outliers is short. `open` closes the table that contains the start of
-    /// the range, and returns whether it did. It runs under the frontier's lock, so it must not
-    /// wait for a writer that waits for this lock.
+    /// `is_short` is true if memory for outliers is short. `open` must close the table that
+    /// contains the start of the range, and return whether it has closed the table. `open` runs
+    /// while the frontier's lock is held, so it must not wait for a writer that waits for this
+    /// lock.
     pub fn advance(
         &self,
         ahead: &mut Vec<u64>,
@@ -498,7 +507,7 @@ impl Frontier {
         let mut tracking = self.ranges.lock();
         self.ahead.store(0, Relaxed);
         // Every attempt sorts all entries, and most entries may never open a range. Retry only
-        // after an eighth more writes.
+        // after the number of writes has grown by an eighth.
         self.advance_after.store(ahead.len() / 8, Relaxed);
         ahead.retain(|&id| !self.contains(id));
         ahead.sort_unstable();
@@ -541,8 +550,8 @@ impl Frontier {
         self.change(Tracking::join_idle)
     }
 
-    /// Joins the least recently used range, other than the highest, with the one above it. Returns
-    /// whether there was such a range.
+    /// Joins the least recently used range, other than the highest, with the range above it.
+    /// Returns whether there was such a range.
     pub fn join_oldest(&self) -> bool {
         self.change(|tracking| tracking.join_oldest(None))
     }
@@ -569,7 +578,8 @@ impl Frontier {
         self.retain_gap_candidates(tracking, ahead, is_full, is_short)?;
         let mut half = ahead.len() / 2;
         if !tracking.ranges.is_empty() {
-            // Use only the minimum for a range: the other ids may belong to another service.
+            // Use only as many ids as a range needs, because the other ids may belong to another
+            // service.
             half = half.min(self.entries_needed.load(Relaxed));
         }
         let first = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
@@ -594,8 +604,8 @@ impl Frontier {
         (distance > window || is_full).then(|| Range { start, high: chain(near, window), window })
     }
 
-    /// Reduces the sorted `ahead` to the distinct ids of the gap with the most entries. Returns
-    /// `None` if they are too few for a range.
+    /// Reduces the sorted `ahead` to the distinct ids of the gap that has the most entries. Returns
+    /// `None` if there are too few ids for a range.
     fn retain_gap_candidates(
         &self,
         tracking: &Tracking,
@@ -635,8 +645,8 @@ impl Frontier {
     }
 }
 
-/// Follows the ascending `ids` in steps of at most `window`. Returns the last one that is within
-/// `window` of the first.
+/// Follows the ascending `ids` while each step is at most `window`. Returns the last id that is
+/// within `window` of the first.
 fn chain(ids: &[u64], window: u64) -> u64 {
     let steps = ids.windows(2).take_while(|pair| pair[1] - pair[0] <= window);
     let near = steps.map(|pair| pair[1]).take_while(|id| id - ids[0] <= window);
@@ -668,13 +678,13 @@ mod tests {
         Frontier::restore(&[Range { start: 0, high, window }], max_ahead, MOST)
     }
 
-    /// Advances the frontier over all of `ahead` at once. Returns its highest id.
+    /// Advances the frontier over all of `ahead` at once. Returns the frontier's highest id.
     fn advanced(frontier: &Frontier, ahead: impl IntoIterator<Item = u64>) -> Option<u64> {
         let mut ahead: Vec<u64> = ahead.into_iter().collect();
         frontier.advance(&mut ahead, false, |_| true).then(|| frontier.high().unwrap())
     }
 
-    /// Creates a frontier that has admitted `n` ids from `first`, `gap` apart.
+    /// Creates a frontier that has admitted `n` ids, starting at `first` and `gap` apart.
     fn settled(first: u64, gap: u64, n: u64) -> Frontier {
         let frontier = Frontier::new(None, MOST);
         let mut ahead = vec![];
@@ -747,8 +757,8 @@ mod tests {
                 write(&frontier, posts(2 * 5000)).is_empty() && frontier.high() < Some(5003),
                 "{most}"
             );
-            // Near the end of the id space are half of all ids, three distinct ids, or all ids but
-            // one.
+            // Near the end of the id space there are half of all ids, only three distinct ids, or
+            // all ids but one.
             let begins = |ids: &dyn Fn(u64) -> u64| {
                 let frontier = Frontier::new(None, most);
                 (advanced(&frontier, (0..most as u64).map(ids)), frontier.admit(u64::MAX))
@@ -790,7 +800,8 @@ mod tests {
         ahead
     }
 
-    /// The ids of both services arrive interleaved, or one service after the other, as in replay.
+    /// The ids of two services arrive interleaved, or all ids of one service after those of the
+    /// other, as in replay.
     #[test]
     fn two_services_that_begin_together_have_a_range_each() {
         let random = (1..3000).map(|i: u64| i.wrapping_mul(2_862_933_555_777_941_757) >> 1);
@@ -808,7 +819,7 @@ mod tests {
         }
     }
 
-    /// A range stays while it receives new ids.
+    /// A range remains open while it receives new ids.
     #[test]
     fn traffic_that_jumps_opens_a_range() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -838,7 +849,7 @@ mod tests {
         assert_eq!(frontier.admit(last), Inside, "late");
     }
 
-    /// The smaller ranges get one new id in 20, or in 1,000, for a long time.
+    /// For a long time, each of the smaller ranges gets one new id in 20, or one in 1,000.
     #[test]
     fn ranges_stay_apart_for_as_long_as_each_is_used() {
         for share in [20, 1000] {
@@ -856,7 +867,8 @@ mod tests {
         }
     }
 
-    /// With [`MAX_RANGES`] in use, a new range opens only after an idle one was joined.
+    /// While [`MAX_RANGES`] ranges are in use, a new range opens only after an idle range was
+    /// joined.
     #[test]
     fn ranges_are_few() {
         let frontier = settled(1 << 30, 1, 1000);
@@ -882,8 +894,8 @@ mod tests {
         );
     }
 
-    /// The gap with more writes gets the range. A range does not extend across another one, even if
-    /// there are nearby ids on both sides.
+    /// The gap with more writes gets the range. A new range does not extend across an existing
+    /// range, even if there are nearby ids on both sides.
     #[test]
     fn a_range_opens_between_two_others_or_above_them() {
         let middle = 1 << 40;
@@ -923,8 +935,8 @@ mod tests {
         assert_eq!(ranges[1].high, (1 << 51) + ((few - 1) << 44));
     }
 
-    /// With all ranges in use and memory short, the least recently used range is joined, except the
-    /// one below the new range.
+    /// If all ranges are in use and memory is short, the least recently used range is joined with
+    /// the range above it. The range below the new range is never joined.
     #[test]
     fn the_range_that_is_used_least_makes_room() {
         let place = |n: u64, i: u64| (1 << (32 + n)) + i;
@@ -958,7 +970,7 @@ mod tests {
                 (0..8).map(|n| if n == 0 { 0 } else { place(n, 0) }).collect();
             expected.push(new);
             expected.sort_unstable();
-            // The range above the joined one takes over its start.
+            // After the join, the range above the joined range has the start of the joined range.
             expected.retain(|&start| start != place(joined + 1, 0));
             assert_eq!(starts, expected);
             assert!(frontier.contains(place(joined, 7)) && frontier.contains(place(joined + 1, 7)));
@@ -974,7 +986,7 @@ mod tests {
     }
 
     /// A few ids are just above the range in use, and many ids are far above it. The new range
-    /// starts at the latter ids and does not include the former.
+    /// starts at the many ids and does not include the few.
     #[test]
     fn a_range_begins_far_above_the_one_below() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1001,7 +1013,8 @@ mod tests {
         assert!(frontier.advance(&mut ahead, false, |range| range.start == 1 << 55));
     }
 
-    /// A few random ids do not open a range. Many of them do, but the range in use does not change.
+    /// A few random ids do not open a range. Many random ids open ranges, but the range in use does
+    /// not change.
     #[test]
     fn random_ids_take_nothing_from_the_traffic() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1057,7 +1070,7 @@ mod tests {
         assert_eq!(frontier.high(), Some(begin + 9999));
     }
 
-    /// A few thousand ids far ahead do not open a range, and neither do a few frequent ones.
+    /// A few thousand ids far ahead do not open a range, and neither do a few frequent ids.
     #[test]
     fn few_strays_move_nothing() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1075,7 +1088,7 @@ mod tests {
         );
     }
 
-    /// The jump is short compared with the distances between the ids.
+    /// New ids jump by two windows. The range grows, and no other range opens.
     #[test]
     fn a_short_jump_moves_its_range() {
         let frontier = settled(1 << 50, 4096, 1000);

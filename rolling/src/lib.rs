@@ -19,8 +19,8 @@
 //! - **R3** Writes of one key are serialised and go to the table that covers the id at that time,
 //!   even during rollovers and rewrites.
 //! - **R4** Client writes never raise the horizon; only [`Ring::recycle`] does.
-//! - **R5** An id far above all others moves no boundary ([`Frontier`]). [`Outliers`] stores such
-//!   ids, and its readers never wait.
+//! - **R5** An id far above all others does not move a table boundary ([`Frontier`]). [`Outliers`]
+//!   stores such ids. Readers of the outliers never wait.
 
 mod bits;
 mod frontier;

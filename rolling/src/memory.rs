@@ -1,7 +1,7 @@
-//! Zeroed memory for tables, as atomic words, backed by huge pages.
+//! Zeroed memory for tables, viewed as atomic words and backed by huge pages.
 //!
 //! The kernel allocates a page when it is first touched, so opening a table of any size is fast.
-//! Tables of 2 MiB or more request huge pages, because with small ones random reads wait longer for
+//! Tables of 2 MiB or more request huge pages. With small pages, random reads would wait longer for
 //! address translation than for the data.
 //!
 //! Of the crates `rolling`, `counter` and `phantom` only this file contains `unsafe`, for three
@@ -21,13 +21,13 @@ use std::sync::atomic::AtomicU64;
 /// Size of a huge page. Maps of at least this size request huge pages.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Size of a regular page.
+/// Size of a regular (small) page.
 const PAGE_BYTES: usize = 4096;
 
 /// A fixed number of zeroed `AtomicU64`, aligned to a page.
 pub struct Words {
-    /// Raw, because creating a `&[u8]` view, even briefly, would invalidate the pointers used for
-    /// writes.
+    /// A raw map, because creating a `&[u8]` view of the memory, even briefly, would invalidate the
+    /// pointers used for writes.
     map: memmap2::MmapRaw,
     len: usize,
 }
@@ -58,7 +58,8 @@ impl Words {
         Ok(Words { map: map.into(), len })
     }
 
-    /// Size in bytes, rounded up to whole pages. Includes untouched pages.
+    /// Returns the size in bytes, rounded up to whole pages. Pages that were never touched count as
+    /// well.
     pub fn size_bytes(&self) -> usize {
         Words::bytes_of(self.len)
     }
@@ -74,7 +75,8 @@ impl Words {
         self.prefetch_lines::<1>(index);
     }
 
-    /// Prefetches `LINES` consecutive cache lines, starting with the one of word `index`.
+    /// Prefetches `LINES` consecutive cache lines, starting with the line that contains word
+    /// `index`.
     #[inline(always)]
     pub fn prefetch_lines<const LINES: usize>(&self, index: usize) {
         #[cfg(target_arch = "x86_64")]
@@ -90,7 +92,7 @@ impl Words {
     }
 }
 
-/// Prefetches the cache line of `at` for a read.
+/// Prefetches the cache line that contains `at`, for a read.
 ///
 /// Issue hints in short bursts of ten to twenty cache lines, with computation between the bursts:
 ///
@@ -108,8 +110,8 @@ pub fn prefetch<T>(at: &T) {
     let _ = at;
 }
 
-/// Prefetches the cache line of `at` for a write. This also invalidates the copies of other cores
-/// in advance.
+/// Prefetches the cache line that contains `at`, for a write. This also invalidates the copies of
+/// other cores in advance.
 #[inline(always)]
 pub fn prefetch_to_write<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -125,8 +127,8 @@ fn hint<const KIND: i32, T>(at: &T) {
     unsafe { std::arch::x86_64::_mm_prefetch::<KIND>(std::ptr::from_ref(at).cast()) };
 }
 
-/// Returns a bitmap of the bytes of `words` that equal `byte`, lowest byte first. At most eight
-/// words.
+/// Returns a bitmap of the bytes of `words` that equal `byte`. The lowest bit stands for the lowest
+/// byte. There may be at most eight words.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub fn equal_bytes<const N: usize>(words: [u64; N], byte: u8) -> u64 {
@@ -147,8 +149,8 @@ pub fn equal_bytes<const N: usize>(words: [u64; N], byte: u8) -> u64 {
 #[cfg(not(target_arch = "x86_64"))]
 pub use equal_bytes_by_word as equal_bytes;
 
-/// Portable [`equal_bytes`], eight bytes at a time (Lamport, Multiple Byte Processing with
-/// Full-Word Instructions, 1975).
+/// Portable version of [`equal_bytes`] that compares eight bytes at a time (Lamport, Multiple Byte
+/// Processing with Full-Word Instructions, 1975).
 #[cfg(any(test, not(target_arch = "x86_64")))]
 #[inline(always)]
 pub(crate) fn equal_bytes_by_word<const N: usize>(words: [u64; N], byte: u8) -> u64 {

@@ -3,7 +3,8 @@
 //!
 //! The map is normally empty or has a few bad ids. Writers change it one at a time, under a mutex.
 //! Readers use the last published version and never wait, even while a writer opens a table. Every
-//! operation first checks an atomic lower bound, and most need nothing else.
+//! operation first compares its id with an atomic lower bound of the ids in the map. Most
+//! operations need no further step.
 //!
 //! An entry may move into a table at any time. No reader misses it:
 //! - The moving thread holds the mutex. It stores the entry in the table, then deletes it from the
@@ -24,7 +25,8 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-/// Maximum number of entries visited per version of the map, or moved per lock of the mutex.
+/// Maximum number of entries visited per version of the map, and maximum number moved per
+/// acquisition of the mutex.
 const ENTRIES_PER_STEP: usize = 256;
 
 /// Entries of type `V` by id.
@@ -32,7 +34,7 @@ pub struct Outliers<V> {
     entries: ArcSwap<PersistentTrie<V>>,
     /// Locked during every change of `entries`.
     writing: Mutex<()>,
-    /// Lower bound of all ids; `u64::MAX` when empty.
+    /// Lower bound of all ids in the map; `u64::MAX` if the map is empty.
     lowest: AtomicU64,
     len: AtomicUsize,
     upper: AtomicUsize,
@@ -53,17 +55,18 @@ impl<V> Default for Outliers<V> {
 /// Destination of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteDestination {
-    /// The tables. The closure first moves the given entry, if any, to a table and sets it to
-    /// `None`, even if it then refuses the write.
+    /// The write goes to the tables. The closure first moves the given entry, if any, to a table
+    /// and sets the entry to `None`, even if it then refuses the write.
     Inside,
-    /// The outlier map. The closure replaces the given entry; `None` means that the id has none.
+    /// The write goes to the outlier map. The closure replaces the given entry, which is `None` if
+    /// the id has no entry.
     Ahead,
 }
 
 /// Reason for refusing a write.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused<E> {
-    /// The id is further ahead than `max_ahead` allows.
+    /// The id exceeds the frontier by more than `max_ahead`.
     TooFar,
     /// The engine's closure failed; this map is unchanged.
     Engine(E),
@@ -76,8 +79,8 @@ impl<V> Outliers<V> {
         id >= self.lowest.load(SeqCst) && !self.is_empty()
     }
 
-    /// Lower bound of all ids. A caller with many ids can compare each with it instead of calling
-    /// [`Outliers::may_hold`].
+    /// Returns a lower bound of all ids in the map. A caller with many ids can compare each id with
+    /// this bound instead of calling [`Outliers::may_hold`].
     #[inline]
     pub fn lowest(&self) -> u64 {
         self.lowest.load(SeqCst)
@@ -100,7 +103,7 @@ impl<V> Outliers<V> {
         self.upper.load(SeqCst)
     }
 
-    /// Reads the entry of `id` without waiting. Call it before searching the tables.
+    /// Reads the entry of `id` without waiting. Call this before searching the tables.
     #[inline]
     pub fn read<R>(&self, id: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
         if !self.may_hold(id) {
@@ -109,8 +112,8 @@ impl<V> Outliers<V> {
         self.entries.load().get(id).map(|value| f(value))
     }
 
-    /// Writes to `id`. `f` performs the write on the given side. Readers of the map see the change
-    /// only after `f` has returned.
+    /// Writes to `id`. `f` performs the write at the given destination. Readers of the map see the
+    /// change only after `f` has returned.
     pub fn write<R, E>(
         &self,
         frontier: &Frontier,
@@ -131,8 +134,8 @@ impl<V> Outliers<V> {
         }
     }
 
-    /// [`Outliers::write`] for replay. `max_ahead` does not apply, because the write was accepted
-    /// before. The ids that made it acceptable may follow later in the log.
+    /// Like [`Outliers::write`], for replay. `max_ahead` does not apply, because the write was
+    /// already accepted once. The ids that made the write acceptable may follow later in the log.
     pub fn replay<R, E>(
         &self,
         frontier: &Frontier,
@@ -142,8 +145,8 @@ impl<V> Outliers<V> {
         self.write_admitted(frontier, id, frontier.admit_replayed(id), |_| Ok(()), f)
     }
 
-    /// [`Outliers::write`] for a removal. A removal does not move the frontier, and `max_ahead`
-    /// does not apply.
+    /// Like [`Outliers::write`], for a removal. A removal does not move the frontier, and
+    /// `max_ahead` does not apply.
     pub fn write_removal<R, E>(
         &self,
         frontier: &Frontier,
@@ -153,7 +156,8 @@ impl<V> Outliers<V> {
         self.write_admitted(frontier, id, frontier.admit_unsampled(id), |_| Ok(()), f)
     }
 
-    /// Waits for writes and moves in progress. Later ones see all previous stores of this thread.
+    /// Waits for writes and moves in progress. Later writes and moves see all previous stores of
+    /// this thread.
     pub fn wait_for_writers(&self) {
         drop(self.writing.lock());
     }
@@ -228,8 +232,8 @@ impl<V> Outliers<V> {
     }
 
     /// Opens a range with [`Frontier::advance`] if there are enough entries. `weight` returns the
-    /// number of writes that an entry counts for. `is_short`: memory for entries is short.
-    /// Afterwards call [`Outliers::drain`].
+    /// number of writes for which an entry counts. `is_short` is true if memory for entries is
+    /// short. If this returns true, call [`Outliers::drain`] next.
     pub fn advance(
         &self,
         frontier: &Frontier,
@@ -257,8 +261,9 @@ impl<V> Outliers<V> {
         found
     }
 
-    /// Passes up to 256 entries that are in a range of the frontier to `store`, which stores each
-    /// in a table and sets it to `None`. Returns how many were moved; call again until it is 0.
+    /// Passes up to 256 entries that are in a range of the frontier to `store`. `store` stores an
+    /// entry in a table and sets the entry to `None`. Returns the number of moved entries. Call
+    /// again until it returns 0.
     pub fn drain(
         &self,
         frontier: &Frontier,
@@ -297,8 +302,8 @@ impl<V> Outliers<V> {
         let mut from = Some(0);
         while let Some(first) = from.take() {
             let mut visited = 0;
-            // Load a new version per batch: a long visit of one version would keep removed entries
-            // in memory.
+            // Load a new version of the map for each batch, because a long visit of one version
+            // would keep removed entries in memory.
             self.entries.load_full().visit(first, |id, entry| {
                 if visited == ENTRIES_PER_STEP {
                     from = Some(id);
@@ -340,7 +345,7 @@ mod tests {
         Range { start: 0, high, window: 0 }
     }
 
-    /// Returns a closure that calls `inside` or `ahead`, depending on the side.
+    /// Returns a closure that calls `inside` or `ahead`, depending on the destination.
     fn either<V, R, E>(
         inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
         ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
@@ -426,7 +431,7 @@ mod tests {
         assert_eq!(outliers.read(1 << 30, |v| *v), Some(7));
     }
 
-    /// Before a range opens, `max_ahead` is measured from the highest id in the map.
+    /// Before a range opens, `max_ahead` limits the distance from the highest id in the map.
     #[test]
     fn a_young_space_refuses_what_is_too_far_above_its_highest_id() {
         let (outliers, frontier) = (Outliers::<u64>::default(), Frontier::new(Some(100), 1 << 16));
@@ -473,8 +478,8 @@ mod tests {
         };
         let read = |id| outliers.read(id, |v| *v);
         let (read, all) = (&read, &all);
-        // Covers a replaced, a new, a removed and a moved entry. `before` and `after` are what
-        // readers see during and after the write.
+        // Tests an entry that is replaced, added, removed or moved. `before` and `after` are the
+        // values that readers see during and after the write.
         let held =
             |id, before: Option<u64>, after: Option<u64>, write: &(dyn Fn(&dyn Fn()) + Sync)| {
                 let (inside, leave) = (mpsc::channel(), mpsc::channel());

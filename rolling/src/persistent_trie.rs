@@ -1,5 +1,5 @@
-//! A persistent ordered map: versions are immutable. The outlier map publishes its entries as such
-//! a map.
+//! A persistent ordered map, of which each version is immutable. The outlier map publishes its
+//! entries in such a map.
 //!
 //! ```text
 //!   branch, split 1100     ids less than 1100 are on the left, others on the right
@@ -9,8 +9,9 @@
 //!   1011      branch, split 1110
 //! ```
 //!
-//! A change copies the branches on the path to the root, at most 64, and shares all others with the
-//! previous version. The shape depends on the ids only, not on their order of insertion.
+//! A change copies the branches on the path to the root, of which there are at most 64. All other
+//! branches are shared with the previous version. The shape depends on the ids only, not on their
+//! order of insertion.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ pub const UPPER_HALF_START: u64 = 1 << 63;
 pub(crate) struct PersistentTrie<V> {
     root: Option<Node<V>>,
     len: usize,
-    /// Number of ids of at least [`UPPER_HALF_START`].
+    /// Number of ids that are at least [`UPPER_HALF_START`].
     upper: usize,
 }
 
@@ -42,7 +43,7 @@ impl<V> Default for PersistentTrie<V> {
     }
 }
 
-// Not derived, since that would require `V: Clone`.
+// Implemented by hand, because `derive` would require `V: Clone`.
 impl<V> Clone for PersistentTrie<V> {
     fn clone(&self) -> Self {
         PersistentTrie { root: self.root.clone(), len: self.len, upper: self.upper }
@@ -64,7 +65,7 @@ impl<V> PersistentTrie<V> {
         self.len
     }
 
-    /// Number of ids of at least [`UPPER_HALF_START`].
+    /// Returns the number of ids that are at least [`UPPER_HALF_START`].
     pub(crate) fn upper(&self) -> usize {
         self.upper
     }
@@ -101,8 +102,8 @@ impl<V> PersistentTrie<V> {
         }
     }
 
-    /// Calls `f` for each id of at least `from` and its value, in ascending order, until it returns
-    /// `false`.
+    /// Calls `f` for each id of at least `from` and its value, in ascending order, until `f`
+    /// returns `false`.
     pub(crate) fn visit(&self, from: u64, mut f: impl FnMut(u64, &Arc<V>) -> bool) {
         if let Some(root) = &self.root {
             root.visit(from, &mut f);
@@ -145,7 +146,7 @@ impl<V> Node<V> {
     }
 
     fn with(&self, id: u64, value: Arc<V>) -> Node<V> {
-        // An id with the common bits of this node.
+        // A number that has the bits which all ids of this node have in common.
         let like = match self {
             Node::Leaf(at, _) if *at == id => return Node::Leaf(id, value),
             Node::Leaf(at, _) => *at,
@@ -190,7 +191,7 @@ impl<V> Branch<V> {
         if id < self.split { &self.left } else { &self.right }
     }
 
-    /// Whether `id` agrees with all ids below this branch in their common bits.
+    /// Whether `id` has the bits that all ids below this branch have in common.
     fn covers(&self, id: u64) -> bool {
         (self.split ^ id) >> self.split.trailing_zeros() <= 1
     }

@@ -3,9 +3,9 @@
 //! **Reading.** [`Ring::load`] returns the current [`Tables`], an immutable list.
 //!
 //! **Writing.** [`Ring::write`] finds the slot that covers the id, locks one of its [`STRIPES`] by
-//! the key's hash, and checks that the slot still accepts the id. If the ring has changed it starts
-//! over. Writes of one key are serialised; writes of different keys rarely conflict. Readers take
-//! no stripe.
+//! the key's hash, and checks that the slot still accepts the id. If the ring has changed,
+//! [`Ring::write`] starts over. Writes of one key are serialised; writes of different keys rarely
+//! conflict. Readers take no stripe.
 //!
 //! **Changing the ring** takes three steps (R3):
 //! 1. *close*: mark the slot, so that it rejects writes to the ids that another slot will cover;
@@ -14,9 +14,9 @@
 //! 3. *publish* the new list. Writers rejected by the mark spin until then, usually a few
 //!    microseconds.
 //!
-//! Readers need not wait. Until the new list is published all rows are in the old slot, so a miss
-//! is final ([`Slot::has_moved`]). After publishing, the old slot is marked closed. Only then do
-//! its replacements accept writes.
+//! Readers need not wait. Until the new list is published, all rows are in the old slot, so a
+//! reader that finds no row there need not search elsewhere ([`Slot::has_moved`]). After
+//! publishing, the old slot is marked closed. Only then do its replacements accept writes.
 //!
 //! **Rewriting** moves rows between tables concurrently with reads and writes. [`Ring::rewrite`]
 //! replaces one slot by several that cover the same range and *drain* the old one. Each row moves
@@ -50,10 +50,10 @@ const CLOSED: u8 = 2;
 /// One table with its id range and write stripes.
 pub struct Slot<T> {
     low: u64,
-    /// Inclusive, so that a range can end at `u64::MAX`. Falls when the slot is closed at a
-    /// boundary; never rises.
+    /// Highest id of the range. The bound is inclusive, so that a range can end at `u64::MAX`. It
+    /// falls when the slot is closed at a boundary, and never rises.
     last: AtomicU64,
-    /// [`OPEN`], [`PAUSED`] or [`CLOSED`].
+    /// State of the slot: [`OPEN`], [`PAUSED`] or [`CLOSED`].
     state: AtomicU8,
     stripes: Box<[Mutex<()>]>,
     table: T,
@@ -107,8 +107,8 @@ impl<T> Slot<T> {
         self.state.load(SeqCst) == CLOSED
     }
 
-    /// Whether a reader that missed `id` in this slot must search a new snapshot. If so, that
-    /// snapshot has been published. Call it after the miss.
+    /// Whether a reader that did not find `id` in this slot must search a new snapshot. If so, that
+    /// snapshot has already been published. Call this after the failed search.
     #[inline]
     pub fn has_moved(&self, id: u64) -> bool {
         match self.state.load(SeqCst) {
@@ -122,8 +122,8 @@ impl<T> Slot<T> {
         self.low <= id && id <= self.last() && self.state.load(SeqCst) == OPEN
     }
 
-    /// Closes the slot and passes the barrier. On return no writer holds a stripe, and later ones
-    /// are rejected.
+    /// Closes the slot and waits for its writers. When this returns, no writer holds a stripe, and
+    /// later writers are rejected.
     fn close_and_wait(&self, state: u8) {
         self.state.store(state, SeqCst);
         for stripe in &self.stripes {
@@ -138,7 +138,7 @@ pub struct Entry<T> {
     drains: Option<Arc<Slot<T>>>,
 }
 
-// Not derived, since that would require `T: Clone`.
+// Implemented by hand, because `derive` would require `T: Clone`.
 impl<T> Clone for Entry<T> {
     fn clone(&self) -> Self {
         Entry { slot: self.slot.clone(), drains: self.drains.clone() }
@@ -158,14 +158,14 @@ impl<T> Entry<T> {
         &self.slot.table
     }
 
-    /// Returns the slot and discards the reference to the drained one.
+    /// Returns the slot, and discards the reference to the drained slot.
     pub fn into_slot(self) -> Arc<Slot<T>> {
         self.slot
     }
 
-    /// The old slot whose rows are moving to this one. Readers search it first. A writer first
-    /// moves the row that it changes. It holds the row's stripe, so no other thread moves the same
-    /// row.
+    /// The old slot whose rows are moving to this one. Readers search the old slot first. A writer
+    /// first moves the row that it is about to change. The writer holds the row's stripe, so no
+    /// other thread moves the same row.
     #[inline]
     pub fn drains(&self) -> Option<&Slot<T>> {
         self.drains.as_deref()
@@ -174,7 +174,8 @@ impl<T> Entry<T> {
 
 /// A snapshot of a ring: its entries in id order.
 pub struct Tables<T> {
-    /// Copy of the newest entry and its lowest id. Most requests are for the newest ids.
+    /// Copy of the newest entry. The next field is the entry's lowest id. Most requests are for the
+    /// newest ids.
     newest: Entry<T>,
     newest_low: u64,
     entries: Vec<Entry<T>>,
@@ -211,7 +212,7 @@ impl<T> Tables<T> {
         self.lows[0]
     }
 
-    /// Returns the entry that covers `id`; `None` below the horizon.
+    /// Returns the entry that covers `id`, or `None` if `id` is below the horizon.
     #[inline]
     pub fn find(&self, id: u64) -> Option<&Entry<T>> {
         if id >= self.newest_low {
@@ -220,8 +221,8 @@ impl<T> Tables<T> {
         self.index_of(id).map(|i| &self.entries[i])
     }
 
-    /// Returns the index in [`Tables::entries`] of the entry that covers `id`; `None` below the
-    /// horizon.
+    /// Returns the index in [`Tables::entries`] of the entry that covers `id`, or `None` if `id` is
+    /// below the horizon.
     #[inline]
     pub fn index_of(&self, id: u64) -> Option<usize> {
         self.lows.partition_point(|&low| low <= id).checked_sub(1)
@@ -249,7 +250,7 @@ pub type Loaded<T> = Guard<Arc<Tables<T>>>;
 /// The tables of a space in id order.
 pub struct Ring<T> {
     tables: ArcSwap<Tables<T>>,
-    /// Locked while the list changes, never by readers or writers of rows.
+    /// Locked while the list of slots changes. Readers and writers of rows never take this lock.
     structure: Mutex<()>,
 }
 
@@ -277,8 +278,8 @@ impl<T> Ring<T> {
         self.tables.load()
     }
 
-    /// [`Ring::load`] for long use: costs an atomic increment, but occupies no thread-local slot of
-    /// `arc_swap`.
+    /// Like [`Ring::load`], for long use. Costs an atomic increment, but does not occupy one of the
+    /// thread-local slots of `arc_swap`.
     pub fn load_full(&self) -> Arc<Tables<T>> {
         self.tables.load_full()
     }
@@ -302,11 +303,11 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Closes the table that starts at `low` below a boundary, and opens `next` for the rest of its
+    /// Closes the table that starts at `low` at a boundary, and opens `next` for the rest of its
     /// range. Returns the boundary.
     ///
     /// `boundary` runs while writers are excluded. It must return an id above every id in the table
-    /// and in the one that it drains; usually it calls
+    /// and in the table that it drains. Usually `boundary` calls
     /// [`Frontier::boundary`](crate::Frontier::boundary).
     ///
     /// # Errors
@@ -340,9 +341,9 @@ impl<T> Ring<T> {
         Ok(boundary)
     }
 
-    /// Removes the oldest table, which raises the horizon to the lowest id of the next one (R4).
-    /// Returns `None` if it is the only table. Readers with an older snapshot may still use it; the
-    /// last one frees its memory.
+    /// Removes the oldest table, which raises the horizon to the lowest id of the next table (R4).
+    /// Returns `None` if there is only one table. Readers with an older snapshot may still use the
+    /// removed table. The last such reader frees the table's memory.
     pub fn recycle(&self) -> Option<Entry<T>> {
         let _structure = self.structure.lock();
         let tables = self.load();
@@ -358,8 +359,8 @@ impl<T> Ring<T> {
     }
 
     /// Replaces the slot that starts at `low` by `parts`: pairs of a lowest id and an empty table,
-    /// ascending from `low`. They cover the same range and drain the old slot, which is returned.
-    /// The caller then moves each row under [`Ring::write`] and calls [`Ring::finish`].
+    /// ascending from `low`. The parts cover the same range and drain the old slot. Returns the old
+    /// slot. The caller then moves each row under [`Ring::write`] and calls [`Ring::finish`].
     ///
     /// # Errors
     ///
@@ -387,19 +388,19 @@ impl<T> Ring<T> {
         Ok(old.slot)
     }
 
-    /// Replaces the slots that cover `low..=last` by one with `table`, and returns the old slots.
-    /// `table` must have room for all of their rows.
+    /// Replaces the slots that cover `low..=last` by one slot with `table`, and returns the old
+    /// slots. `table` must have room for all of their rows.
     ///
     /// `copy` copies the rows while writers of the range wait; readers still use the old slots.
     /// `clear` deletes the old rows, after the new list is published and before the new slot
-    /// accepts writes. A reader with an older list thus never finds an outdated row.
+    /// accepts writes. A reader with an older list of slots therefore never finds an outdated row.
     ///
     /// Returns `None`, and changes nothing, unless two or more slots cover the range exactly, none
     /// of them drains another, and the newest is not among them.
     ///
     /// # Errors
     ///
-    /// The error of `copy`; nothing has changed.
+    /// Returns the error of `copy`. In this case nothing has changed.
     pub fn join<E>(
         &self,
         (low, last): (u64, u64),
@@ -448,7 +449,7 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Ends the rewrite of `old`. All of its rows must have moved.
+    /// Ends the rewrite of `old`. All rows of `old` must have moved.
     pub fn finish(&self, old: &Slot<T>) {
         let _structure = self.structure.lock();
         let mut entries = self.load().entries.clone();
@@ -461,7 +462,7 @@ impl<T> Ring<T> {
     }
 }
 
-/// Creates the entries of `parts`. The last one ends at `last`.
+/// Creates the entries of `parts`. The last entry ends at `last`.
 fn chain<T>(
     parts: Vec<(u64, T)>,
     last: u64,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the row of {id} cannot be read: {why}")]
 pub struct Unreadable {
-    /// The id.
+    /// Id whose data could not be read.
     pub id: u64,
     /// Error message of the disk read.
     pub why: Arc<str>,
@@ -24,7 +24,7 @@ impl UnreadableIds {
         if failed.is_empty() { Ok(()) } else { Err(UnreadableIds(failed)) }
     }
 
-    /// The failed ids in the order of the request, with duplicates if the request has them.
+    /// Returns the failed ids in the order of the request. Contains duplicates if the request does.
     pub fn all(&self) -> &[Unreadable] {
         &self.0
     }

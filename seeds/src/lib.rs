@@ -1,7 +1,8 @@
-//! How much a randomised test does.
+//! Determines how many seeds and rounds a randomized test runs.
 //!
-//! Each test names its full amount. The quick tier (`./test`) does a tenth of it, rounded up;
-//! `./test --all` sets `TIDEMARK_FULL` and does all of it. Four variables override both:
+//! Each test specifies its full number of seeds or rounds. The quick tier (`./test`) runs a tenth
+//! of that number, rounded up. `./test --all` sets `TIDEMARK_FULL` and runs the full number. Four
+//! variables override both:
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -12,7 +13,7 @@
 
 use std::ops::Range;
 
-/// Returns a number from the environment.
+/// Parses a number from an environment variable.
 ///
 /// # Panics
 /// If the variable is not a number.
@@ -22,21 +23,21 @@ pub fn given(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// Whether the environment names a seed: the test then replays it, and asserts nothing about what
-/// all seeds together have reached.
+/// Whether the environment specifies a seed. The test then replays this seed, and does not check
+/// conditions that only all seeds together meet.
 #[must_use]
 pub fn is_replay() -> bool {
     given("TIDEMARK_SEED").is_some()
 }
 
-/// Returns the seeds to run, `full` of them from 0 on in the full tier.
+/// Returns the seeds to run. In the full tier these are `full` seeds, starting at 0.
 #[must_use]
 pub fn seeds(full: u64) -> Range<u64> {
     seeds_at_least(1, full)
 }
 
-/// Returns the seeds to run: `full` of them in the full tier, `least` or more in the quick one, for
-/// a test that asserts what all its seeds together have reached.
+/// Returns the seeds to run: `full` seeds in the full tier, and at least `least` seeds in the quick
+/// tier. Used by tests that check a condition which only all seeds together meet.
 #[must_use]
 pub fn seeds_at_least(least: u64, full: u64) -> Range<u64> {
     let first = given("TIDEMARK_SEED");
@@ -45,31 +46,31 @@ pub fn seeds_at_least(least: u64, full: u64) -> Range<u64> {
     first..first + given("TIDEMARK_RUNS").unwrap_or(default)
 }
 
-/// Returns the number of rounds of a test that repeats itself, `full` in the full tier.
+/// Returns the number of rounds of a repeated test, which is `full` in the full tier.
 #[must_use]
 pub fn rounds(full: u64) -> u64 {
     given("TIDEMARK_RUNS").unwrap_or_else(|| of_tier(full))
 }
 
-/// Returns the number of rounds, `full` in the full tier and `least` or more in the quick one.
+/// Returns the number of rounds: `full` in the full tier, and at least `least` in the quick tier.
 #[must_use]
 pub fn rounds_at_least(least: u64, full: u64) -> u64 {
     given("TIDEMARK_RUNS").unwrap_or_else(|| of_tier(full).max(least))
 }
 
-/// Returns the seconds that a test runs for, `full` in the full tier.
+/// Returns how many seconds a test runs, which is `full` in the full tier.
 #[must_use]
 pub fn seconds(full: u64) -> u64 {
     given("TIDEMARK_SECONDS").unwrap_or_else(|| of_tier(full))
 }
 
-/// Whether this is the full tier.
+/// Whether the tests run in the full tier.
 #[must_use]
 pub fn is_full() -> bool {
     std::env::var_os("TIDEMARK_FULL").is_some()
 }
 
-/// Returns the part of `full` that the tier does.
+/// Returns `full`, or a tenth of it in the quick tier.
 fn of_tier(full: u64) -> u64 {
     if is_full() { full } else { full.div_ceil(10) }
 }

@@ -115,10 +115,10 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Takes the sockets that systemd passed to this process; see sd_listen_fds(3). A socket named
-    /// `tls` or `admin` is used for TLS clients or for the admin port, any other for plain-text
-    /// clients. Call this before the process starts a second thread, because it changes the
-    /// environment.
+    /// Takes over the sockets that systemd passed to this process; see sd_listen_fds(3). A socket
+    /// named `tls` is used for TLS clients, a socket named `admin` for the admin port, and any
+    /// other socket for plain-text clients. Call this before the process starts a second thread,
+    /// because this function changes the environment.
     pub fn from_service_manager() -> Result<Sockets, StartError> {
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
         let mut names = names.split(':');
@@ -154,7 +154,8 @@ fn listen_at(config: &Config, port: u16) -> Result<Vec<TcpListener>, StartError>
     Ok(listeners)
 }
 
-/// A running server. Dropping the handle does not stop the server; [`Server::stop`] does.
+/// A running server. To stop the server, call [`Server::stop`]; dropping the handle does not stop
+/// it.
 pub struct Server {
     host: Arc<Host>,
     threads: Vec<JoinHandle<()>>,
@@ -174,8 +175,9 @@ pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError
     start_on(config, sockets, Stop::new())
 }
 
-/// Starts a server on `sockets`, and on the configured addresses that `sockets` lacks. Returns when
-/// the data set is loaded; until then clients get `-LOADING`. `stop` stops the server.
+/// Starts a server on `sockets`, and opens the configured addresses for which `sockets` has no
+/// socket. Returns when the data set is loaded. Until then, clients get `-LOADING`. The caller can
+/// stop the server with `stop`.
 pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, StartError> {
     config.validate()?;
     node::cluster::sentinel::check(&config).map_err(config::ConfigError::Invalid)?;
@@ -210,13 +212,13 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
     let asked = Arc::downgrade(&host);
     host.stop.on_reload(move || _ = asked.upgrade().inspect(|host| host.reload_certificates()));
     let mut threads = workers::start(&host, clients, tls)?;
-    // The admin port starts before loading, so that /readyz can report it.
+    // The admin port starts before the data is loaded, so that /readyz can report the loading.
     if let Some(listener) = admin {
         threads.push(http::start(&host, listener).inspect_err(|_| host.stop.now())?);
     }
     let recalled = recall(&host).map_err(StartError::System);
     let opened = recalled.and_then(|()| Ok(load(&host.node())?)).and_then(|log| {
-        // `load` has locked the data folder.
+        // No other process uses these files, because `load` has locked the data folder.
         if let Err(error) = atomic_file::remove_unfinished(&host.config().durability.dir) {
             tracing::warn!(
                 "cannot remove unfinished files from the data folder: {error}; check the \
@@ -244,7 +246,7 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
         Err(error) => {
             host.stop.now();
             for thread in threads {
-                // Report the original error, not this one.
+                // Ignore this error, and report the original one.
                 let _ = thread.join();
             }
             Err(error)
@@ -395,7 +397,8 @@ impl Server {
             Err(_) => outcome = Err(io::Error::other("the log thread panicked")),
         }
         backup::finish(&self.host);
-        // Unlock the folder last, because another process may then open it.
+        // Unlock the folder last, because another process may open the folder as soon as it is
+        // unlocked.
         if let Some(store) = self.host.node().store.get() {
             store.unlock();
         }

@@ -1,4 +1,4 @@
-//! Client of Redis Sentinels, used when they define the topology (`[[shard]]`). Polls every
+//! Client of Redis Sentinels, used when Sentinels define the topology (`[[shard]]`). Polls every
 //! Sentinel once a second, and immediately after a `+switch-master` message.
 
 use crate::commands::cluster::controller::is_here;

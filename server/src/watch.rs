@@ -1,6 +1,6 @@
 //! Health checks among cluster nodes (`node::cluster::health`). Each node is polled on a separate
-//! connection, so a slow one does not delay the others. A restarted master is fenced: it refuses
-//! writes until other nodes confirm its role. This module asks them.
+//! connection, so a slow node does not delay the others. A restarted master is fenced: it refuses
+//! writes until other nodes confirm its role. This module requests the confirmation.
 
 use dataset::clock::unix_ms;
 use node::client::connect::{Link, within};
@@ -15,9 +15,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// Polling interval per node in a cluster of up to a hundred nodes.
+/// Polling interval for each node, in a cluster of up to a hundred nodes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Minimum interval per cluster member: bounds the polling rate in large clusters.
+/// Minimum polling interval, multiplied by the number of cluster members. Bounds the polling rate
+/// in large clusters.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval at which a node checks whether it is fenced.
 const FENCE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -42,8 +43,8 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
 /// Lets a fenced master accept writes again when other nodes confirm its role.
 async fn lift_fences(host: &Arc<Host>) -> std::convert::Infallible {
     let process = host.node().process();
-    // After a final refusal, do not ask again under the same topology. The node that refused might
-    // be unreachable then, and the others might confirm.
+    // After a final refusal, do not ask for confirmation again under the same topology. On a second
+    // attempt, the node that refused might be unreachable, and the others might confirm.
     let mut refused = None;
     loop {
         let topology = process.cluster.topology();
@@ -64,7 +65,7 @@ async fn lift_fences(host: &Arc<Host>) -> std::convert::Infallible {
     }
 }
 
-/// Keeps one polling task per node of the topology.
+/// Maintains one polling task for each other node of the topology.
 async fn follow(host: &Arc<Host>) -> std::convert::Infallible {
     let mut asking: HashMap<String, (Member, JoinHandle<()>)> = HashMap::new();
     loop {
@@ -92,7 +93,7 @@ async fn follow(host: &Arc<Host>) -> std::convert::Infallible {
 
 async fn ask(host: Arc<Host>, member: Member) {
     loop {
-        // An error only ends the connection. The health record already contains the missing reply.
+        // An error only ends the connection. The health record already shows the missing reply.
         let _ = session(&host, &member).await;
         tokio::time::sleep(pause(&host)).await;
     }

@@ -1,5 +1,5 @@
-//! Simulated network between a replica and its master. It delays, splits or drops the bytes of a
-//! link, possibly in one direction only.
+//! Simulated network between a replica and its master. The network delays, splits or drops the
+//! bytes of a link, possibly in only one direction.
 
 use crate::client::PIPE_BYTES;
 use std::cell::{Cell, RefCell};
@@ -19,7 +19,7 @@ pub(crate) enum Way {
 pub(crate) struct Cable {
     to_replica: DuplexStream,
     to_master: DuplexStream,
-    /// Bytes read from one end and not yet written to the other, for each [`Way`].
+    /// Bytes read from one end and not yet written to the other, for each direction ([`Way`]).
     held: [Vec<u8>; 2],
 }
 
@@ -30,7 +30,7 @@ impl Cable {
         (Cable { to_replica, to_master, held: Default::default() }, ours)
     }
 
-    /// Forwards at most `most` bytes. Returns false if an end is closed.
+    /// Forwards at most `most` bytes. Returns false if either end is closed.
     pub(crate) fn carry(&mut self, way: Way, most: usize) -> bool {
         let Cable { to_replica, to_master, held } = self;
         let (from, to, held) = match way {
@@ -63,7 +63,7 @@ impl Cable {
 #[derive(Default)]
 pub(crate) struct ReplicaLink {
     pub(crate) cable: RefCell<Option<Cable>>,
-    /// Whether each [`Way`] is cut.
+    /// Whether each direction ([`Way`]) of the link is partitioned.
     pub(crate) cut: Cell<[bool; 2]>,
     /// Whether the replica has dialed the current master.
     pub(crate) is_dialed: Cell<bool>,
@@ -85,8 +85,8 @@ impl ReplicaLink {
         self.marks.replace(vec![(at, end)]);
     }
 
-    /// Returns a time such that a log that ends at `end` contains all writes acknowledged before
-    /// it.
+    /// Returns a time T such that a log that ends at `end` contains all writes acknowledged before
+    /// T.
     pub(crate) fn has_all_before(&self, end: u64) -> Duration {
         let marks = self.marks.borrow();
         let mark = marks.iter().rev().find(|(_, offset)| *offset <= end);

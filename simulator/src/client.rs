@@ -12,17 +12,17 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 /// Capacity of a pipe in bytes.
 pub(crate) const PIPE_BYTES: usize = 4 << 20;
 
-/// A command without a reply.
+/// A command whose reply has not arrived yet.
 pub(crate) struct PendingCommand {
     pub(crate) command: Command,
-    /// Result of [`Model::ask`] for each step.
+    /// Row version that [`Model::ask`] returned for each step.
     pub(crate) since: Vec<usize>,
     pub(crate) at: Duration,
 }
 
 pub(crate) struct Client {
     pipe: DuplexStream,
-    /// Received bytes that are not parsed yet.
+    /// Bytes that were received and are not parsed yet.
     came: Vec<u8>,
     pub(crate) asked: VecDeque<PendingCommand>,
 }
@@ -102,7 +102,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// CNT.INCRBY replies with a list of the new value of its only field.
+/// Whether the reply is a list with one item. CNT.INCRBY returns the new values of its fields as a
+/// list, even for a single field.
 fn is_list_of_one(asked: &PendingCommand, reply: &Reply) -> bool {
     let is_increment = asked.command.requests[0][0] == "CNT.INCRBY";
     is_increment && reply.items().len() == 1

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
-/// Kind of work of a step. Crashes are counted for each kind.
+/// Kind of work that a step performs. Crashes are counted for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Section {
-    /// Connections: requests and replies.
+    /// Work of the connections: requests and replies.
     Clients,
     /// A commit by the commit thread.
     Commit,
@@ -14,7 +14,7 @@ pub enum Section {
     Spill,
     /// A snapshot.
     Snapshot,
-    /// Work of a command on another thread: TM.SPILL, a catalogue change, cold reads.
+    /// Work that a command does on another thread: TM.SPILL, a catalogue change, cold reads.
     Work,
     /// Startup of the server.
     Recovery,
@@ -32,7 +32,7 @@ pub struct RunCounts {
     pub power_cuts: u64,
     pub kills: u64,
     pub crashes_in: BTreeMap<Section, u64>,
-    /// Crashes after a change of the catalogue and before the next snapshot.
+    /// Number of crashes after a change of the catalogue and before the next snapshot.
     pub crashes_after_alter: u64,
     pub altered: u64,
     pub saves: u64,
@@ -43,22 +43,22 @@ pub struct RunCounts {
     pub spills_in_recovery: u64,
     pub cold_reads: u64,
     pub clock_jumps: u64,
-    /// Number of spaces with several id ranges at the end of a process.
+    /// Number of spaces that had several id ranges when a process ended.
     pub ranges: u64,
-    /// Number of spaces with outliers at the end of a process.
+    /// Number of spaces that had outliers when a process ended.
     pub outliers: u64,
-    /// Tables whose filters were rebuilt.
+    /// Number of tables whose filters were rebuilt.
     pub rebuilt: u64,
-    /// Rebuilds interrupted by the end of a process.
+    /// Number of rebuilds interrupted by the end of a process.
     pub cut_rebuilds: u64,
-    /// Links on which a replica resumed without a full sync.
+    /// Number of links on which a replica resumed without a full sync.
     pub continued: u64,
     pub full_syncs: u64,
     pub cuts: u64,
     pub replica_crashes: u64,
-    /// Promotions of a replica after the death of its master.
+    /// Number of promotions of a replica after the death of its master.
     pub promotions: u64,
-    /// Commands to which a replica and its master gave the same reply.
+    /// Number of commands to which a replica and its master gave the same reply.
     pub compared: u64,
 }
 

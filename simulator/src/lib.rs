@@ -22,9 +22,9 @@
 //! - acknowledged changes of the catalogue survive;
 //! - every request gets a reply, and every restart succeeds.
 //!
-//! In three of seven seeds posts have ids of several ranges, with outliers in the gaps. In these
+//! With three of seven seeds, posts have ids in several ranges, with outliers in the gaps. In these
 //! runs likes fill the tables, snapshots are rare, every second restart is interrupted, and filters
-//! are often spilled and rebuilt for another rate.
+//! are often spilled and rebuilt for another false-positive rate.
 //!
 //! `cargo xtask sim system --runs 1000` runs more seeds; `--seed 7` replays one. About one run in
 //! 5,000 hits a false positive of a filter without a ledger. A false positive disappears when the
@@ -47,7 +47,7 @@ use world::World;
 /// Runs one seed with one server, or with a master and its replica.
 ///
 /// # Panics
-/// If the server breaks a promise.
+/// Panics if the server violates an assertion of the model.
 pub fn run(seed: u64, steps: u32, machines: usize) -> RunCounts {
     let world = World::new(seed, machines);
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run(steps)));

@@ -3,17 +3,18 @@
 //! Usually a post has one possible state. After a crash, a post has one possible state for each
 //! outcome that `fsync` allows. After an error ("the change is in memory and will be logged"), the
 //! states before and after the change are possible. A reply is correct if it matches a possible
-//! state. The model then discards the states that it does not match. No two commands change a post
-//! concurrently, so the order of changes is known.
+//! state. The model then discards the states that the reply does not match. No two commands change
+//! a post concurrently, so the order of changes is known.
 
 use crate::reply::Reply;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// With `everysec`, a crash may lose writes acknowledged within this time.
+/// With `everysec`, a crash may lose writes acknowledged later than this time before the last
+/// successful commit.
 pub(crate) const MAX_LOSS_SPAN: Duration = Duration::from_secs(1);
 
-/// Length of the history stored per row. Every read completes within this time.
+/// Length of the history stored per row. Every read completes within this period.
 const HISTORY_SPAN: Duration = Duration::from_secs(200);
 
 /// Identifies a row by space and id.
@@ -25,41 +26,43 @@ pub(crate) enum Key {
     Extra(u32, u64),
 }
 
-/// Flags of a post, by [`Flag`].
+/// Names of a post's flags, indexed by [`Flag`].
 pub(crate) const FLAGS: [&str; 4] = ["like", "repost", "read", "seen"];
 
-/// Index of a flag. The first three belong to actions, whose counters equal the number of members.
+/// Index of a flag. The first three flags belong to actions, whose counters equal the number of
+/// members.
 pub(crate) type Flag = usize;
 pub(crate) const LIKE: Flag = 0;
 pub(crate) const REPOST: Flag = 1;
 pub(crate) const READ: Flag = 2;
 pub(crate) const SEEN: Flag = 3;
 
-/// Flags whose old tables are recycled. A read of a recycled flag replies nil.
+/// Flags whose old tables are recycled. A read of a recycled flag returns nil.
 pub(crate) const RECYCLED: [Flag; 2] = [READ, SEEN];
 
 /// State of a row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct State {
-    /// Counters that are not the count of a flag.
+    /// Counters that do not count the members of a flag.
     counters: BTreeMap<String, i64>,
     members: [BTreeSet<u64>; FLAGS.len()],
-    /// Replies to increments with a token.
+    /// Reply to the increment with each token.
     tokens: BTreeMap<u32, i64>,
 }
 
 /// Effect of a command on one row, or the part of the row that it reads.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// FEED.ACT and FEED.UNDO; PH.ADD and PH.DEL. Replies whether anything changed.
+    /// Sets or clears a flag (FEED.ACT, FEED.UNDO, PH.ADD, PH.DEL). The reply shows whether the
+    /// flag changed.
     Set { flag: Flag, member: u64, on: bool },
     /// Adds to a counter. The reply is the new value.
     Add { field: String, delta: i64 },
-    /// [`Step::Add`], applied once per token.
+    /// Like [`Step::Add`], but applied only once per token.
     AddOnce { field: String, delta: i64, token: u32 },
     /// Sets a counter. The reply is not checked.
     Put { field: String, value: i64 },
-    /// Deletes the row and all flags that a view or an action associates with it.
+    /// Deletes the row and all flags that a view or an action associates with the row.
     Forget,
     /// Reads the row's entry of a page for this viewer.
     Page { viewer: u64 },
@@ -213,7 +216,7 @@ struct Row {
     /// Whether a reader has seen the effect of `asked`.
     shown: bool,
     /// Possible states before the first change with an error reply since the last successful
-    /// commit. A crash may restore them, even if a reader has seen the change.
+    /// commit. A crash may restore these states, even if a reader has seen the change.
     unlogged: States,
 }
 
@@ -277,7 +280,7 @@ impl Model {
         self.rows.keys().copied()
     }
 
-    /// Records a sent step. Returns the version of the row before it.
+    /// Records a sent step. Returns the version of the row before the step.
     pub(crate) fn ask(&mut self, key: Key, step: &Step) -> usize {
         let row = self.rows.entry(key).or_default();
         if step.changes() {
@@ -350,7 +353,7 @@ impl Model {
 
     /// Called after the death of the process. `committed` is the start of the last successful
     /// commit. With `exact`, no acknowledged change may be lost. Otherwise, changes acknowledged
-    /// before `committed` minus one second must survive, and later ones may be lost.
+    /// before `committed` minus one second must survive, and later changes may be lost.
     pub(crate) fn crash(&mut self, at: Duration, committed: Duration, exact: bool) {
         for row in self.rows.values_mut() {
             let mut states = States::new();
@@ -363,7 +366,7 @@ impl Model {
                 }
             }
             if let Some(step) = row.asked.take() {
-                // A change that a reader has seen is as durable as an acknowledged one.
+                // A change that a reader has seen is as durable as an acknowledged change.
                 if exact && row.shown {
                     states.clear();
                 }

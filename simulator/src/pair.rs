@@ -38,8 +38,8 @@ impl World {
                 let is_up = self.link.cable.take().is_some();
                 self.counts.borrow_mut().cuts += u64::from(is_up);
             }
-            // In runs with ranges, startup takes longer and a replica can rarely replace its
-            // master.
+            // In runs with several id ranges, startup takes longer and a replica is rarely able to
+            // replace its master. Crash the master more often in these runs.
             96..=97 if self.link.is_fit.get() && self.workload.borrow().has_ranges() => {
                 self.disk().crash_after(Some(self.draw(1..30)));
             }
@@ -53,7 +53,7 @@ impl World {
         self.restart_replica_if_needed();
     }
 
-    /// Restarts the replica's process after a crash, or if it must open its folder again.
+    /// Restarts the replica's process after a crash, or if the process must open its folder again.
     fn restart_replica_if_needed(&self) {
         if self.other().disk().crashed() {
             self.counts.borrow_mut().replica_crashes += 1;
@@ -185,7 +185,7 @@ impl World {
     }
 
     /// After the master's death, promotes the replica if it can replace the master and a random
-    /// draw selects this.
+    /// draw selects the promotion.
     pub(crate) fn fail_over(&self) -> bool {
         if !self.is_pair() || !self.link.is_fit.get() || self.chance(3) {
             return false;
@@ -196,7 +196,7 @@ impl World {
         }
         // The replica's log is final, because the replica receives nothing without a master.
         let has_before = self.link.has_all_before(process.node.durability.positions().0.offset);
-        // The model cannot undo changes of the catalogue, so none may be lost.
+        // The model cannot undo changes of the catalogue, so no such change may be lost.
         let catalogue_is_there = {
             let workload = self.workload.borrow();
             !workload.catalogue.changing
@@ -272,7 +272,8 @@ impl World {
         }
     }
 
-    /// `at` is 0 for the master and 1 for the replica.
+    /// Returns the replies of one machine to some commands. `at` is 0 for the master and 1 for the
+    /// replica.
     fn answers(&self, process: &Process, at: usize, some: &[Command]) -> Vec<Reply> {
         let machine = if at == 0 { self.leader.get() } else { 1 - self.leader.get() };
         let mut client = process.clients[0].borrow_mut();

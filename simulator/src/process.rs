@@ -32,7 +32,7 @@ const POLLS_PER_STEP: usize = 12;
 /// Opens a replica's connection to its master.
 pub(crate) type Dial = Rc<dyn Fn() -> io::Result<Socket>>;
 
-/// State of the thread that owns the log: `node::roles::log_owner`, in steps.
+/// State of the thread that owns the log: `node::roles::log_owner`, run step by step.
 enum LogOwner {
     /// Each poll makes one commit.
     Leads(Pin<Box<dyn Future<Output = ()>>>),
@@ -56,7 +56,8 @@ pub(crate) struct Process {
     pub(crate) clients: Vec<RefCell<Client>>,
 }
 
-/// Main loop of the commit thread. The commit borrows the node, so the future owns both.
+/// Main loop of the commit thread. The commit borrows the node, so the future owns both the node
+/// and the log.
 async fn commit(node: Arc<Node>, mut log: Log, committed: Rc<Cell<bool>>) {
     let mut commits = Commits::new(&node.durability, &node.current);
     loop {
@@ -102,7 +103,7 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// Recovery fails.
+    /// Returns an error if recovery fails.
     pub(crate) fn start(
         config: &Config,
         disk: &SimDisk,
@@ -159,8 +160,8 @@ impl Process {
         ours
     }
 
-    /// Makes one commit and returns whether it succeeded. Returns `None` during a commit, or on a
-    /// replica.
+    /// Makes one commit and returns whether it succeeded. Returns `None` if a commit is already in
+    /// progress, or on a replica.
     pub(crate) fn round(&self) -> Option<bool> {
         let mut owner = self.owner.try_borrow_mut().ok()?;
         let LogOwner::Leads(commits) = &mut *owner else { return None };
@@ -193,7 +194,7 @@ impl Process {
         }
     }
 
-    /// Promotes this replica. Its disk must work.
+    /// Promotes this replica. The disk must not fail in the meantime.
     pub(crate) fn promote(&self) {
         let order = Order::default();
         let ordered = self.node.replication.order(&self.node.config(), order, || ());

@@ -4,23 +4,23 @@ use crate::model::{FLAGS, Flag, Key, LIKE, Model, READ, REPOST, SEEN, Step};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Number of members of the flags.
+/// Number of members (viewers) that set flags.
 const MEMBERS: u64 = 6;
 const PAGE: usize = 20;
-/// Number of new posts per command. It is large enough to fill tables.
+/// Number of new posts per command. This number is large enough to fill tables.
 const NEW_POSTS_PER_COMMAND: u64 = 60;
 /// First id of each range. In every run, a few posts have ids in the second range.
 const RANGES: [u64; 3] = [0, 1 << 40, 1 << 50];
 const FAR_RANGE_START: u64 = RANGES[1];
-/// Number of ids at the start of a range that new posts do not use. Ids less than the one that
-/// opens the range are outliers in the gap before it.
+/// Number of ids at the start of a range that new posts do not use. An id below the post that opens
+/// a range is an outlier in the gap before the range.
 const GAP: u64 = 400;
 /// Maximum number of increments with a token that are stored for resending.
 const MAX_RESENT_INCREMENTS: usize = 40;
-/// Number of users. Neighbouring users change together.
+/// Number of users. Users 2n and 2n + 1 always change together.
 const USERS: u64 = 20;
 
-/// A command before it is sent.
+/// A client command and its expected effects.
 #[derive(Clone, Debug)]
 pub(crate) struct Command {
     /// A single request, or the requests of a transaction.
@@ -33,9 +33,9 @@ pub(crate) struct Command {
 /// Form of a reply.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ReplyShape {
-    /// One item per step.
+    /// An array with one item per step.
     Each,
-    /// The reply of the only step.
+    /// The reply to the only step.
     One,
     /// The reply of EXEC, with one item per step.
     Exec,
@@ -45,7 +45,7 @@ pub(crate) enum ReplyShape {
     Admin(Admin),
 }
 
-/// Command of an operator.
+/// Administrative command of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Admin {
     AddField(String),
@@ -63,27 +63,28 @@ pub(crate) enum Admin {
 /// Fields and spaces that the workload has added to the configured ones.
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
-    /// Added fields of posts.
+    /// Fields that were added to posts.
     pub(crate) fields: BTreeSet<String>,
     /// Space that the workload creates and drops.
     pub(crate) extra: Option<u32>,
     pub(crate) is_renamed: bool,
-    /// Names are never reused.
+    /// Number of names created so far. The number becomes part of each new name, so that no name is
+    /// reused.
     next_name: u32,
-    /// Added and dropped fields, with the time of the reply.
+    /// Fields that were added or dropped, with the time of the reply.
     pub(crate) altered: BTreeMap<String, Duration>,
-    /// Whether a snapshot is pending. Only one may be pending, because the order in which tokio
-    /// wakes waiters is random and does not depend on the seed.
+    /// Whether a snapshot is pending. Only one snapshot may be pending, because the order in which
+    /// tokio wakes waiters is random and does not depend on the seed.
     pub(crate) saving: bool,
     /// Whether a change of the catalogue is pending. Other commands then avoid the affected names.
     pub(crate) changing: bool,
 }
 
-/// Properties of all commands of a run.
+/// Properties that all commands of a run share.
 #[derive(Clone, Debug)]
 pub(crate) struct Habits {
     ranges: usize,
-    /// New posts per command.
+    /// Number of new posts per command.
     group: u64,
 }
 
@@ -94,7 +95,8 @@ impl Default for Habits {
 }
 
 impl Habits {
-    /// Draws several ranges of ids, with enough posts per command to fill tables with likes.
+    /// Draws the properties of a run with several id ranges. Each command has enough posts to fill
+    /// tables with likes.
     pub(crate) fn ranged(random: &mut fastrand::Rng) -> Habits {
         Habits {
             ranges: random.usize(2..=RANGES.len()),
@@ -112,7 +114,7 @@ pub(crate) struct Workload {
     next_posts: [u64; RANGES.len()],
     /// Ids of the last command.
     last: Vec<u64>,
-    /// The post forgotten last.
+    /// Most recently forgotten post.
     forgotten: Option<u64>,
     next_token: u32,
     /// Sent increments with a token, for resending.
@@ -205,7 +207,7 @@ impl Workload {
         may.then_some(command)
     }
 
-    /// Whether posts have ids of several ranges.
+    /// Whether posts have ids in several ranges.
     pub(crate) fn has_ranges(&self) -> bool {
         self.habits.ranges > 1
     }
@@ -216,7 +218,7 @@ impl Workload {
         if ranges > 1 && random.u32(0..3) == 0 { random.usize(1..ranges) } else { 0 }
     }
 
-    /// Returns the first id of new posts in a range, and the id of the next one.
+    /// Returns the first id of new posts in a range, and the id of the next new post.
     fn bounds(&self, range: usize) -> (u64, u64) {
         let first = RANGES[range] + if range == 0 { 0 } else { GAP };
         (first, first + self.next_posts[range])
@@ -254,7 +256,7 @@ impl Workload {
         let recent = end.saturating_sub(100).max(first);
         let end = end.max(first + 1);
         let ids = match random.u32(0..40) {
-            // Ids greater than all others. Later posts will have these ids.
+            // Use ids greater than all others. Later posts will have these ids.
             0..=4 => end..end + 3 * NEW_POSTS_PER_COMMAND,
             5 => FAR_RANGE_START..FAR_RANGE_START + NEW_POSTS_PER_COMMAND,
             6..=8 if range > 0 => RANGES[range]..first,
@@ -291,7 +293,7 @@ impl Workload {
                 }
             }
         }
-        // Fields outside the view.
+        // Read the fields that the view does not contain.
         let fields: Vec<String> = self.catalogue.fields.iter().cloned().collect();
         for id in posts.iter().step_by(16).filter(|_| !fields.is_empty()) {
             let text = format!("HMGET post:{id} {}", fields.join(" "));
@@ -323,7 +325,7 @@ impl Workload {
         }
     }
 
-    /// Returns a new increment with a token, or one to resend.
+    /// Returns a new increment with a token, or an earlier one to resend.
     fn increment_with_token(&mut self, id: u64, random: &mut fastrand::Rng) -> Command {
         if !self.sent.is_empty() && random.bool() {
             return self.sent.swap_remove(random.usize(0..self.sent.len()));
@@ -365,7 +367,7 @@ impl Workload {
         let catalogue = &mut self.catalogue;
         let drawn = match self.habits.ranges {
             1 => random.u32(0..15),
-            // More spills and rebuilds.
+            // Choose spills and rebuilds more often.
             _ => *random.choice(&[0, 2, 3, 5, 7, 8, 9, 10, 11, 12, 13, 10, 11, 14, 14])?,
         };
         if drawn < 7 && catalogue.changing || matches!(drawn, 7 | 8) && catalogue.saving {
@@ -403,7 +405,7 @@ impl Workload {
                 admin(&format!("TM.SPACE DROP {name} YES-I-MEAN-{name}"), Admin::Drop(number))
             }
             7 => admin(random.choice(["SAVE", "BGSAVE"])?, Admin::Save),
-            // Two snapshots, of which the second has few changes to write.
+            // Take two snapshots. The second one has few changes to write.
             8 => {
                 let requests = vec![words("SAVE"), words("SAVE")];
                 Command { requests, steps: Vec::new(), shape: ReplyShape::Admin(Admin::Save) }

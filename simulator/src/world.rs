@@ -1,6 +1,7 @@
-//! Main loop of a run. The seed is its only input.
+//! Main loop of a run. The seed is the only input of a run.
 //!
-//! Long: steps and faults draw from the random number generator of the run, in a fixed order.
+//! Long: this file contains all steps and faults, because they draw from one random number
+//! generator in a fixed order.
 
 use crate::cable::ReplicaLink;
 use crate::client::{Client, PendingCommand, check};
@@ -35,9 +36,10 @@ pub(crate) struct Machine {
     pub(crate) config: Config,
     disk: RefCell<SimDisk>,
     pub(crate) process: RefCell<Option<Rc<Process>>>,
-    /// Number of syncs of its disk on the call stack.
+    /// Number of syncs of the machine's disk that are on the call stack.
     syncs: Arc<AtomicU32>,
-    /// Folder for the role, which is outside the simulated disk and does not fail.
+    /// Folder for the file with the node's role. The folder is outside the simulated disk and does
+    /// not fail.
     _folder: Option<TempDir>,
 }
 
@@ -47,7 +49,7 @@ pub(crate) struct World {
     pub(crate) elapsed: Cell<Duration>,
     /// Sum of all jumps of the wall clock.
     jumped_us: Cell<i64>,
-    /// One machine, or a master and its replica.
+    /// Machines of the run: a single one, or a master and its replica.
     machines: Vec<Machine>,
     /// Index of the master.
     pub(crate) leader: Cell<usize>,
@@ -62,7 +64,7 @@ pub(crate) struct World {
     is_quiet: Cell<bool>,
     /// Start of the last successful commit.
     committed: Cell<Duration>,
-    /// Value of `committed` at the end of the last process.
+    /// Value of `committed` when the last process ended.
     left: Cell<Duration>,
     /// Whether the catalogue has changed since the last snapshot.
     altered: Cell<bool>,
@@ -101,8 +103,8 @@ impl Simulator for World {
     }
 }
 
-/// Whether posts have ids in several ranges. Only some seeds do, so that the other seeds still
-/// replay the events that found bugs.
+/// Whether posts have ids in several ranges. Only some seeds use several ranges, so that the other
+/// seeds still replay the events that found bugs.
 fn is_ranged(seed: u64) -> bool {
     seed % 7 > 3
 }
@@ -122,7 +124,8 @@ fn config(random: &mut fastrand::Rng) -> Config {
     config.existence.push(seen);
     let filter_seed = seeds::given("TIDEMARK_FILTER_SEED").unwrap_or(7);
     for space in &mut config.existence {
-        // With the lowest possible rate there is one false positive in about 5,000 runs.
+        // With the lowest possible false-positive rate, about one run in 5,000 has a false
+        // positive.
         (space.seed, space.false_positive_rate) = (filter_seed, 1e-7);
         space.pairs_per_table = random.u64(100..600);
         space.max_tables = random.usize(2..6);
@@ -167,10 +170,10 @@ impl Machine {
 }
 
 impl World {
-    /// `machines` is 1 or 2.
+    /// Creates a world with one machine, or with two for a master and its replica.
     pub(crate) fn new(seed: u64, machines: usize) -> Rc<World> {
-        // Create the folders before seeding, because temporary names consume random numbers, and
-        // more of them if a name exists.
+        // Create the folders before seeding, because the choice of a temporary name consumes random
+        // numbers, and more of them if the name exists.
         let folders: Vec<TempDir> =
             (0..machines).map(|_| tempfile::tempdir().expect("a folder for the role")).collect();
         let mut random = fastrand::Rng::with_seed(seed);
@@ -270,7 +273,7 @@ impl World {
         &self.machines[self.leader.get()]
     }
 
-    /// The machine of the replica.
+    /// Returns the machine of the replica.
     pub(crate) fn other(&self) -> &Machine {
         &self.machines[1 - self.leader.get()]
     }
@@ -301,7 +304,7 @@ impl World {
         self.leader().disk()
     }
 
-    /// Makes syncs of this disk take time. Other threads run during a sync.
+    /// Makes each sync of this disk take simulated time. Other threads run during a sync.
     pub(crate) fn watch_disk(&self, at: usize) {
         let slow_ms = if self.chance(4) { 2000 } else { 4 };
         let (disk, syncs) = (self.machines[at].disk(), self.machines[at].syncs.clone());
@@ -324,7 +327,7 @@ impl World {
         }
     }
 
-    /// Runs `work` on a machine during a step of another one.
+    /// Runs `work` on a machine during a step of another machine.
     pub(crate) fn on<R>(&self, machine: usize, work: impl FnOnce() -> R) -> R {
         let before = self.active.replace(machine);
         let done = work();
@@ -534,8 +537,8 @@ impl World {
         let counts = &mut *self.counts.borrow_mut();
         catalogue.saving &= *admin != Admin::Save;
         if let Reply::Error(text) = reply {
-            // The change may be in memory but not in the log. A crash may then undo it, so later
-            // commands avoid its name. Other failed changes have no effect.
+            // The change may be in memory but not in the log. A crash may then undo the change, so
+            // later commands avoid the changed name. Other failed changes have no effect.
             let may_fail = ["MISCONF ", "OOM ", "ERR writing", "ERR "];
             assert!(
                 may_fail.iter().any(|code| text.starts_with(code)),
@@ -658,14 +661,14 @@ impl World {
         *if is_kill { &mut counts.kills } else { &mut counts.power_cuts } += 1;
     }
 
-    /// Tells the model which acknowledged changes a crash may lose under this `fsync` policy.
+    /// Notifies the model which acknowledged changes a crash may lose under this `fsync` policy.
     fn lose(&self) {
         self.left.set(self.committed.get());
         let exact = self.config().durability.fsync == Fsync::Always;
         self.model.borrow_mut().crash(self.elapsed.get(), self.committed.get(), exact);
     }
 
-    /// All changes acknowledged after `then` may be lost.
+    /// Notifies the model that all changes acknowledged after `then` may be lost.
     pub(crate) fn drop_acknowledged_since(&self, then: Duration) {
         self.left.set(then + MAX_LOSS_SPAN);
         self.model.borrow_mut().crash(self.elapsed.get(), then + MAX_LOSS_SPAN, false);
@@ -784,7 +787,7 @@ impl World {
     }
 }
 
-/// Included in the report of a failed run.
+/// Formats the state for the report of a failed run.
 impl std::fmt::Display for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "at {:?}: {:?}", self.elapsed.get(), self.counts.borrow())

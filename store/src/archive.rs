@@ -1,5 +1,5 @@
-//! Log archive in the backup folder. A restore can use it to replay the log past the end of a
-//! backup, up to any position or time.
+//! Log archive in the backup folder. A restore can use the archive to replay the log past the end
+//! of a backup, up to any position or time.
 //!
 //! ```text
 //!   log/<lineage>-<term>/log-0000000000000012.tlog     complete: a hard link if possible
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! Lineage, term and number together identify the contents of a segment. Only one node writes under
-//! a term, it uses each number once, and a replica's log equals its master's. Diverged histories
-//! therefore have separate folders. A file that already has the expected length need not be copied
-//! again.
+//! a term, and it uses each segment number once. A replica's log is identical to its master's.
+//! Diverged histories therefore have separate folders. A file that already has the expected length
+//! need not be copied again.
 //!
-//! A segment is final once its successor has a batch. No node writes to it again (log.rs, L5), and
-//! a replica removes only empty segments (replica_log.rs). Final segments are hard links where
-//! possible.
+//! A segment is final once its successor has a batch. No node writes to a final segment again
+//! (log.rs, L5), and a replica removes only empty segments (replica_log.rs). Final segments are
+//! hard links where possible.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -56,7 +56,8 @@ impl Archive {
 
     /// Archives the log up to `durable`. Returns the first segment that the archive still needs.
     ///
-    /// `advance` receives the number of copied bytes, and its error aborts the call.
+    /// `advance` receives the number of copied bytes. If it returns an error, the call stops with
+    /// that error.
     pub fn follow(
         &mut self,
         store: &Store,
@@ -66,7 +67,7 @@ impl Archive {
         let disk = store.disk();
         let mut heads = Vec::new();
         let mut wanted = durable.segment;
-        // Reads the heads from the newest segment back to the last archived one.
+        // Read the segment headers backward, from the newest segment to the last archived one.
         while let Some(head) = segments_back(&**disk, wanted, 1)?.pop() {
             heads.push(head);
             wanted = head.previous;
@@ -123,7 +124,7 @@ impl Archive {
         if let Some(have) = have.filter(|have| *have <= size) {
             let io = |e| Error::io(&there, "opening", e);
             let file = to.open_write(&name).map_err(io)?;
-            // Truncates the remains of a failed attempt.
+            // Truncate the bytes that a failed attempt has left.
             file.set_size(have).map_err(io)?;
             return append((from, &name), (&*file, &there), have..bytes, advance).map(|_| ());
         }
@@ -138,7 +139,7 @@ impl Archive {
         for (folder, _) in folders_in(&self.folder) {
             let names = RealDisk::open(&folder).and_then(|disk| disk.list());
             for name in names.map_err(|e| Error::io(&folder, "listing", e))? {
-                // Includes temporary files of a killed process.
+                // Also remove temporary files of a killed process.
                 let whole = name.strip_suffix(TEMPORARY).unwrap_or(&name);
                 let is_newest = self.newest_segment.is_some_and(|newest_segment| {
                     folder.ends_with(folder_name(&newest_segment.head))

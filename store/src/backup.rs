@@ -1,5 +1,5 @@
 //! Backups. A backup is a folder with a complete data set as of one log position. The server makes
-//! it while it accepts writes.
+//! a backup while it accepts writes.
 //!
 //! ```text
 //!   tidemark.backup              description of the backup, see below
@@ -31,9 +31,9 @@
 //! | `check` | CRC-32C of all bytes before this line |
 //!
 //! **Consistency.** The backup pins the manifest, its files and the log from its replay position,
-//! and then reads the log's end. It therefore has the same contents as a full sync, and startup
-//! reads both in the same way. `from` is the durable offset of the pinned manifest, because the
-//! files may show changes logged up to there.
+//! and then reads the log's end. A backup therefore has the same contents as a full sync, and
+//! startup reads both in the same way. `from` is the durable offset of the pinned manifest, because
+//! the files may show changes logged up to there.
 //!
 //! **Atomicity.** The backup is written and synced under a name with a leading dot, then renamed.
 //! The next backup removes files left by a killed process.
@@ -157,7 +157,8 @@ impl Backup {
             let f = lines.fields("file", 3)?;
             let file = number(f[1]).zip(hexadecimal(f[2])).filter(|_| is_plain_name(f[0]));
             let (bytes, check) = file.ok_or_else(|| bad(start, "invalid file entry"))?;
-            // Twice the manifest's limit, because the log's segments are also files of a backup.
+            // The limit is twice the manifest's limit, because the log's segments are also files of
+            // a backup.
             let fits = files.len() < 2 * MAX_FILES && bytes <= 1 << 44;
             if !fits || files.last().is_some_and(|last| *last.name >= *f[0]) {
                 return Err(bad(start, "too many files, too long, or out of order"));
@@ -175,7 +176,7 @@ impl Backup {
         Ok(Backup { lineage, from, from_ms, position, time_ms, made_ms, files })
     }
 
-    /// Reads the description from a folder; `None` if the folder is no backup.
+    /// Reads the description from a folder; `None` if the folder is not a backup.
     pub fn read(disk: &dyn Disk) -> Result<Option<Backup>> {
         let path = disk.path(BACKUP);
         let bytes = match read_whole(disk, BACKUP, LIMIT_BYTES) {
@@ -258,7 +259,7 @@ pub fn back_up(
         .make()
         .and_then(|backup| publish(&unfinished, folder, &parent).map(|()| backup));
     if made.is_err() {
-        // Frees space, because a full disk may have caused the failure.
+        // Free the space, because a full disk may have caused the failure.
         let _ = clear(&unfinished);
     }
     made
@@ -474,7 +475,7 @@ pub fn backups_in(parent: &Path) -> Vec<(PathBuf, Backup)> {
     named.filter_map(|entry| Some((entry.path(), Backup::of(&entry.path())?))).collect()
 }
 
-/// Removes a backup. Its name disappears atomically.
+/// Removes a backup. The backup's name disappears atomically.
 pub fn remove(folder: &Path) -> Result<()> {
     let (gone, parent) = unfinished(folder)?;
     clear(&gone)?;

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Numbers are little-endian. `offset` is the batch's offset in the lineage, `byte` its offset in
-//! the segment's file (see segment.rs). Neither is stored.
+//! the segment's file (see segment.rs). The file stores neither `offset` nor `byte`.
 //!
 //! A batch is valid only if:
 //!
@@ -27,19 +27,20 @@
 //! 4. `sequence` equals the preceding one plus one;
 //! 5. `chain` matches.
 //!
-//! The two checksums serve recovery (replay.rs). By `check` and `previous`, a reader recognises a
-//! valid batch after damaged bytes. Its `unsynced` field then shows whether those bytes were
-//! durable, which distinguishes damage from a torn tail.
+//! Recovery (replay.rs) needs both checksums. With `check` and `previous`, a reader can recognise a
+//! valid batch after damaged bytes. The `unsynced` field of that batch then shows whether the
+//! damaged bytes were durable, which distinguishes damage from a torn tail.
 
 use crate::frame::{Check, u32_at, u64_at};
 
 /// Size of a batch head in bytes.
 pub const BATCH_HEAD_BYTES: usize = 40;
 
-/// Maximum size of a body in bytes. Writers reject longer ones, so readers can bound their memory.
+/// Maximum size of a body in bytes. Writers reject longer bodies, so readers can bound their
+/// memory.
 pub const MAX_BODY_BYTES: usize = 64 << 20;
 
-/// Identifier of one history of a data set. Every file of the data set contains it.
+/// Identifier of one history of a data set. Every file of the data set contains the identifier.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lineage(pub [u8; 16]);
 
@@ -111,7 +112,7 @@ impl BatchHead {
     }
 }
 
-/// Location of a batch; its checksums cover the location.
+/// Location of a batch. The checksums of the batch cover its location.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchLocation {
     pub(crate) lineage: Lineage,
@@ -177,7 +178,7 @@ pub(crate) fn read_head(bytes: &[u8], place: &BatchLocation) -> Option<BatchHead
     (head.body_bytes as usize <= MAX_BODY_BYTES).then_some(head)
 }
 
-/// Decodes the fields without verification.
+/// Decodes the fields of a batch head without verification.
 pub(crate) fn fields(bytes: &[u8]) -> BatchHead {
     BatchHead {
         body_bytes: u32_at(bytes, 0),

@@ -3,7 +3,8 @@
 /// Capacity in bytes up to which buffers never shrink.
 const MIN_CAPACITY_BYTES: usize = 256 << 10;
 
-/// Empties a buffer. Shrinks it if its capacity is large and less than a quarter of it was used.
+/// Empties a buffer. Shrinks the buffer if its capacity is large and less than a quarter of the
+/// capacity was used.
 ///
 /// A steady load therefore never reallocates. The first small use after a burst releases the
 /// memory.

@@ -2,8 +2,8 @@
 //!
 //! Startup stops at the first damage. A check continues: it reads every byte of all files in the
 //! manifest, every batch of the log, and files that no manifest names. If the manifest or the log
-//! is damaged, the check verifies each remaining file by its own header. In that case it cannot
-//! detect missing files.
+//! is damaged, the check verifies each remaining file by its own header. In that case the check
+//! cannot detect missing files.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -127,7 +127,7 @@ fn check_once(disk: &dyn Disk) -> Result<Report> {
     Ok(report)
 }
 
-/// Checks and returns the manifest. A missing one is damage if the folder has data files.
+/// Checks and returns the manifest. A missing manifest is damage if the folder has data files.
 fn check_manifest(disk: &dyn Disk, names: &[String], report: &mut Report) -> Option<Manifest> {
     match Manifest::read(disk) {
         Ok(Some(manifest)) => {
@@ -337,7 +337,7 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
     }
 }
 
-/// Checks the segments after damage individually.
+/// Checks each segment after the damage individually.
 fn check_segments_from(disk: &dyn Disk, first: u64, report: &mut Report) {
     for n in segment_numbers(disk).unwrap_or_default().into_iter().filter(|&n| n >= first) {
         check_alone(disk, &segment_name(n), report);
@@ -407,7 +407,8 @@ fn check_kept(
             replica needs it";
         report.add(Severity::Note, &segment_name(n), text);
     }
-    // Each segment must end at the base of the next one, and the last one at the replay position.
+    // Each segment must end at the base of the next segment, and the last segment at the replay
+    // position.
     let heads: Vec<SegmentHead> = older.iter().rev().chain([first]).copied().collect();
     let begins = heads.iter().skip(1).map(|next| (next.base, next.chain));
     for (head, (end, chain)) in

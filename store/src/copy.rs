@@ -1,4 +1,4 @@
-//! File copies with little effect on the rest of the system. Periodic syncs limit the dirty pages
+//! Copies files with little effect on the rest of the system. Periodic syncs limit the dirty pages
 //! that delay the log's sync, and copies are dropped from the page cache.
 
 use std::fs::File;
@@ -15,7 +15,7 @@ const SYNC_INTERVAL_BYTES: u64 = 8 << 20;
 /// Copies the first `bytes` of a file to a new file in another folder. Returns the CRC-32C.
 ///
 /// The contents are durable on return, but the new name is not. `advance` receives the size of each
-/// piece, and its error aborts the copy.
+/// chunk, and its error aborts the copy.
 pub(crate) fn copy(
     (from, name): (&dyn Disk, &str),
     (to, new): (&dyn Disk, &str),
@@ -25,7 +25,7 @@ pub(crate) fn copy(
     let path = to.path(new);
     let file = to.create(new).map_err(|e| Error::io(&path, "creating", e))?;
     let check = append((from, name), (&*file, &path), 0..bytes, advance)?;
-    // Best effort. The copy is complete even if its pages stay cached.
+    // This call is best effort. The copy is complete even if its pages stay cached.
     let _ = file.drop_cache();
     Ok(check)
 }

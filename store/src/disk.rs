@@ -11,8 +11,8 @@
 //! 2. A change of a name (creation, rename, removal) is durable once a later [`Disk::sync_dir`] has
 //!    returned `Ok`. A rename is atomic.
 //! 3. A failed `sync` leaves the state of the non-durable bytes unknown, and a later `Ok` on the
-//!    same file does not cover them. The kernel marks the pages clean and reports the error only
-//!    once.
+//!    same file does not cover those bytes. The kernel marks the pages clean and reports the error
+//!    only once.
 //! 4. Read errors and flipped bits may occur at any time, anywhere.
 //!
 //! The store never writes through a memory map: a full disk would raise SIGBUS, which a process
@@ -154,7 +154,7 @@ pub(crate) fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<(
     let file = disk.create(&temporary)?;
     let written = write_all_at(&*file, bytes, 0).and_then(|()| file.sync());
     if let Err(e) = written {
-        // Best effort. The next startup removes the temporary file if this fails.
+        // The removal is best effort. If it fails, the next startup removes the temporary file.
         let _ = disk.remove(&temporary);
         return Err(e);
     }
@@ -185,7 +185,8 @@ pub fn create_folder(folder: &Path) -> io::Result<()> {
     File::open(above)?.sync_all()
 }
 
-/// Alignment of direct I/O in bytes, for file offsets and memory. Most devices require only 512.
+/// Alignment of direct I/O in bytes, for file offsets and memory. Most devices require an alignment
+/// of only 512 bytes.
 pub(crate) const BLOCK: usize = 4096;
 
 /// A folder of the file system.
@@ -225,7 +226,7 @@ impl Disk for RealDisk {
         let path = self.path(name);
         let file = create_new(&path)?;
         // O_DIRECT is a property of the handle, so it needs a second handle. The kernel keeps both
-        // coherent.
+        // handles coherent.
         let uncached = open_direct(OpenOptions::new().read(true).write(true), &path).ok();
         Ok(Box::new(RealFile { uncached, ..RealFile::from(file) }))
     }

@@ -1,4 +1,4 @@
-//! Errors of the store, classified by the caller's next step.
+//! Errors of the store, classified by how the caller handles them.
 //!
 //! | error | the caller |
 //! |---|---|
@@ -112,7 +112,7 @@ impl Error {
 
     /// Returns the message without digits.
     ///
-    /// Callers compare it to log a repeated failure only once, since each message may have a
+    /// Callers compare this text to log a repeated failure only once, since each message may have a
     /// different segment number or size.
     pub fn gist(&self) -> String {
         gist(&self.to_string())

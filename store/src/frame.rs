@@ -8,13 +8,13 @@
 //!        8     n  body
 //! ```
 //!
-//! The *context* is not stored. It consists of values that the reader already knows, such as the
-//! file and the chunk number. Intact bytes in the wrong location therefore fail the check, for
-//! example a misdirected sector or an old file under a new name.
+//! The *context* is not stored. The context consists of values that the reader already knows, such
+//! as the file and the chunk number. Intact bytes in the wrong location therefore fail the check,
+//! for example a misdirected sector or an old file under a new name.
 //!
 //! Snapshots, cold files and messages of the replication link use frames. The log's batches have a
 //! different format (`batch.rs`), because a reader of the log must distinguish a torn tail from
-//! damage. Both use the same polynomial.
+//! damage. Batches and frames use the same polynomial.
 
 /// Size of a frame's head in bytes.
 pub const FRAME_BYTES: usize = 8;

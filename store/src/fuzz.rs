@@ -1,9 +1,9 @@
 //! Fuzz targets for all file formats of the store, and a deterministic test of them with seeded
 //! input. The inputs simulate a bad disk or an untrusted backup.
 //!
-//! The checksums are computed after the damage. Otherwise they would reject nearly all inputs, and
-//! the code after them would remain untested. Every function must return without a panic, and
-//! undamaged data must read back unchanged.
+//! The targets damage the data before they compute the checksums. Otherwise the checksums would
+//! reject nearly all inputs, and the code that runs after the verification would remain untested.
+//! Every function must return without a panic, and undamaged data must read back unchanged.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ const NUMBERS: [u64; 12] = [
     u64::MAX,
 ];
 
-/// Source of decisions. Returns 0 after the input is exhausted.
+/// Fuzz input, from which a target draws its decisions. Returns 0 after the input is exhausted.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -110,7 +110,7 @@ pub fn log(input: &[u8]) {
             (head.segment, SEGMENT_HEAD_BYTES, head.base, head.sequence);
         for _ in 0..input.byte() % 5 {
             if input.rarely(16) {
-                // Garbage. At the end of the log it is a torn tail.
+                // Append garbage. At the end of the log, garbage is a torn tail.
                 file.extend_from_slice(input.bytes());
                 (at.byte, sound) = (file.len() as u64, false);
                 continue;
@@ -355,7 +355,8 @@ pub fn cold(input: &[u8]) {
         let _ = cold.get(id, &mut out[..columns]);
     }
     if sound {
-        // Each lookup reads a block, so only a sample is tested. The walk below compares all rows.
+        // Each lookup reads a block, so look up only a sample of the rows. The walk below compares
+        // all rows.
         for (id, values) in rows.iter().step_by(1 + rows.len() / 256) {
             assert!(cold.get(*id, &mut out[..columns]).expect("a sound file"), "{id}");
             assert_eq!(out[..columns], values[..], "{id}");

@@ -1,9 +1,9 @@
-//! Write-once files: snapshot files and cold files. They have a temporary name and an empty head
-//! until they are complete. A manifest then names them.
+//! Write-once files: snapshot files and cold files. A file has a temporary name and an empty head
+//! until it is complete. A manifest then names the file.
 //!
 //! These files are large and unlikely to be read soon, so they bypass the page cache
-//! (`Disk::create_uncached`). In the cache they would evict useful pages. The kernel's work per
-//! cached page would also delay requests of threads on the same CPU.
+//! (`Disk::create_uncached`). In the page cache these files would evict useful pages. The kernel's
+//! work per cached page would also delay requests of threads on the same CPU.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const WRITE_BYTES: usize = 1 << 20;
 
 /// Write buffer, aligned for direct I/O.
 struct AlignedBuffer {
-    /// Never reallocated, so the alignment is stable.
+    /// Memory of the buffer. It is never reallocated, so the alignment is stable.
     memory: Vec<u8>,
     /// Index of the first aligned byte in `memory`.
     start: usize,
@@ -125,7 +125,7 @@ impl Draft {
         format!("{}{TEMPORARY}", self.name)
     }
 
-    /// Runs an operation on the file, with the pending piece.
+    /// Runs an operation that receives the file and the write buffer.
     ///
     /// A failure removes the file, because a later successful sync would not cover the lost bytes.
     fn attempt(
@@ -201,7 +201,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Returns the number of bytes so far, including the head.
+    /// Returns the size of the file so far in bytes, including the head.
     pub(crate) fn bytes(&self) -> u64 {
         self.written + self.buffer.bytes().len() as u64
     }

@@ -2,7 +2,7 @@
 //!
 //! The store handles bytes, files and positions, not counters or filters. A record is a space
 //! number, a kind and an opaque payload. The store opens no sockets and does not depend on RESP or
-//! tokio. Its calls block, so the server chooses the thread.
+//! tokio. The calls of the store block, so the server chooses the thread.
 //!
 //! ```text
 //!   connections -- mark changes --> Committer -- one thread: collect, encode, append, sync --> Log
@@ -18,7 +18,8 @@
 //! - **4** A published file never changes. The store detects damage, reports the file and offset,
 //!   and never returns damaged data (`segment.rs`, `snapshot.rs`, `manifest.rs`).
 //!
-//! A complete run from start to stop. A single counter replaces the engines of a real server:
+//! The following example is a complete run from start to stop. A single counter replaces the
+//! engines of a real server:
 //!
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! In the example, a sync of segment 12 failed. Segment 13 begins at the durable end of segment 12.
-//! The log wrote the batches after that end to segment 13 again.
+//! The log wrote the batches after that position to segment 13 again.
 //!
 //! Invariants:
 //!
@@ -17,9 +17,10 @@
 //! - **L2** A segment's header and name are durable before its first batch is written. The previous
 //!   segment is synced before that.
 //! - **L3** Batches between `durable` and `written` are also in memory, bounded by
-//!   [`LogOptions::unsynced_bytes`]. A file failure cannot lose them while the process runs.
+//!   [`LogOptions::unsynced_bytes`]. A file failure cannot lose these batches while the process
+//!   runs.
 //! - **L4** Recovery never mistakes the remains of a failed `append` for an acknowledged write. A
-//!   later `append` continues at the end of the last successful one.
+//!   later `append` continues at the end of the last successful `append`.
 //! - **L5** The log writes nothing to a segment after it has tried to create a successor, even if
 //!   that failed.
 //!
@@ -81,8 +82,8 @@ impl std::fmt::Display for Position {
 pub struct LogOptions {
     /// Size in bytes at which the log begins a new segment. Default 64 MiB.
     pub segment_bytes: u64,
-    /// Maximum number of unsynced bytes under any policy. They are also in memory (L3). Default 16
-    /// MiB.
+    /// Maximum number of unsynced bytes under any policy. These bytes are also in memory (L3).
+    /// Default 16 MiB.
     pub unsynced_bytes: usize,
 }
 
@@ -107,11 +108,12 @@ pub struct LogStats {
     pub segments: u64,
     /// Failed syncs and writes, except for a full disk.
     pub failures: u64,
-    /// Recoveries from a failed segment, which write its unsynced batches to a new segment.
+    /// Recoveries from a failed segment. Each one writes the unsynced batches of that segment to a
+    /// new segment.
     pub healed: u64,
 }
 
-/// Result of recovery: the position and the metadata to continue the log with.
+/// Result of recovery: the position at which the log continues, and its metadata.
 #[derive(Debug)]
 pub(crate) struct LogResume {
     pub(crate) lineage: Lineage,
@@ -216,7 +218,7 @@ impl Log {
     }
 
     /// Whether the newest segment failed and has no successor yet. The next [`Log::sync`] or
-    /// [`Log::append`] tries to create one.
+    /// [`Log::append`] tries to create a successor.
     pub fn has_failed(&self) -> bool {
         self.file.is_none()
     }
@@ -344,8 +346,8 @@ impl Log {
                 self.stats.bytes += frame.len() as u64;
             }
             Err(error) => {
-                // L4: truncate the partial batch to free its space. Recovery would treat it as a
-                // torn tail.
+                // L4: truncate the partial batch to free its space. Recovery would treat the
+                // partial batch as a torn tail.
                 self.was_truncated = true;
                 let cut = self.file.as_ref().is_some_and(|f| f.set_size(self.written.byte).is_ok());
                 if !cut || !matches!(error, Error::Full { .. }) {
@@ -469,7 +471,7 @@ pub(crate) fn create_segment(disk: &dyn Disk, head: &SegmentHead) -> Result<Box<
         .map_err(|e| Error::io(&path, "beginning", e));
     if let Err(error) = made {
         drop(file);
-        // Best effort. Recovery ignores a segment without batches.
+        // The removal is best effort. Recovery ignores a segment without batches.
         let _ = disk.remove(&name);
         return Err(error);
     }

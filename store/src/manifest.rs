@@ -1,5 +1,5 @@
-//! `tidemark.manifest`: the list of files that make up the data. It is text with one fact per line,
-//! readable with `cat`.
+//! `tidemark.manifest`: the list of files that make up the data. The manifest is text with one fact
+//! per line, readable with `cat`.
 //!
 //! ```text
 //!   tidemark manifest 4
@@ -25,12 +25,12 @@
 //! | `check` | CRC-32C of all bytes before this line |
 //!
 //! Lines appear in this order, with any number of `file` lines, sorted by name. Numbers are decimal
-//! without leading zeros. Each line ends with one newline, and the file ends after the last one.
-//! The encoding of a manifest is canonical, so that any changed byte is detected.
+//! without leading zeros. Each line ends with one newline, and the file ends after the last
+//! newline. The encoding of a manifest is canonical, so that any changed byte is detected.
 //!
 //! The store writes `tidemark.manifest.tmp`, syncs it, renames it, and syncs the folder. Files
-//! named by a manifest are durable before it is written. Files named only by its predecessor are
-//! removed afterwards.
+//! named by a manifest are durable before the manifest is written. Files named only by the previous
+//! manifest are removed afterwards.
 
 use crate::batch::Lineage;
 use crate::disk::{Disk, TEMPORARY, read_whole, replace};
@@ -45,8 +45,8 @@ pub const MANIFEST: &str = "tidemark.manifest";
 /// Name of the file that marks a folder as a backup (backup.rs).
 pub const BACKUP: &str = "tidemark.backup";
 
-/// Format version, the only one that this release reads. Version 4 introduced a common container
-/// for cold files.
+/// Format version of the manifest. This release reads no other version. Version 4 introduced a
+/// common container for cold files.
 pub const MANIFEST_VERSION: u32 = 4;
 
 /// Maximum number of files in a manifest. 100,000 lines take about 10 MB.
@@ -60,13 +60,13 @@ const MAX_FILE_BYTES: u64 = 1 << 44;
 /// Purpose of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Loaded at start.
+    /// Loaded at startup.
     Snapshot,
     /// Opened at startup and read on demand.
     Cold,
 }
 
-/// Attributes of a file that the server defines. The store does not interpret them.
+/// Attributes of a file that the server defines. The store does not interpret these attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag {
     /// Space number; 0 is the catalogue.

@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(read[0], Record { space: 1, kind: 2, payload: b"abc" });
         assert_eq!(read[1].payload, b"");
         assert_eq!((read[2].space, read[2].kind, read[2].payload), (u32::MAX, 255, &[9; 300][..]));
-        // A cut inside a record returns one error and then the end.
+        // A truncated record yields one error, and then the iterator ends.
         for cut in 1..6 {
             let mut records = Records::new(&batch.body()[..cut]);
             assert!(records.next().unwrap().is_err());

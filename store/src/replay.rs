@@ -1,12 +1,13 @@
 //! Reading the log: selection of segments, validation of batches, and detection of the end.
 //!
 //! **Segments.** Recovery follows the predecessors from the newest segment back (segment.rs). Other
-//! segments are void if a segment of this path declares them void. Otherwise they are an error. If
-//! the newest file has neither a valid header nor a batch, its creation was interrupted. It
-//! contains no acknowledged write.
+//! segments are void if a segment of this path declares them void. Otherwise their presence is an
+//! error. If the newest file has neither a valid header nor a batch, its creation was interrupted.
+//! Such a file contains no acknowledged write.
 //!
 //! **Batches.** Recovery reads all valid batches in order. A segment with a successor must be valid
-//! exactly up to the successor's base. The newest one ends at its first invalid batch, at byte P:
+//! exactly up to the successor's base. The newest segment ends at its first invalid batch, at byte
+//! P:
 //!
 //! | after P | verdict |
 //! |---|---|
@@ -31,7 +32,7 @@ use crate::segment::{
     segment_name,
 };
 
-/// Read size in bytes. Larger batches enlarge the buffer up to their limit.
+/// Read size in bytes. Larger batches enlarge the buffer, up to the size limit of a batch.
 const READ_BYTES: usize = 1 << 20;
 
 /// Segments that recovery reads, oldest first, and the other segments in the folder.
@@ -49,7 +50,8 @@ pub(crate) struct Path {
 /// Finds the segments from `start` to the newest one.
 ///
 /// The path is empty if the lineage has no segment yet. If `at_rest` is true, no writer is active
-/// and the caller will continue the log. Segments are then [settled](settle) before they are read.
+/// and the caller will continue the log. Recovery then [settles](settle) each segment before it
+/// reads the segment.
 pub(crate) fn find_path(
     disk: &dyn Disk,
     lineage: Lineage,
@@ -77,7 +79,7 @@ pub(crate) fn find_path(
     loop {
         let Some((&number, below)) = rest.split_last() else {
             return match wanted {
-                None if start == Position::START => Ok(path), // only unfinished ones
+                None if start == Position::START => Ok(path), // only unfinished segments
                 None => Err(Error::corrupt(first, 0, "no later segment has a valid header")),
                 Some(next) => Err(missing(disk, &next)),
             };
@@ -143,8 +145,8 @@ fn check_void(disk: &dyn Disk, number: u64, next: &SegmentHead) -> Result<()> {
     Err(Error::corrupt(disk.path(&segment_name(number)), 0, what))
 }
 
-/// Checks that a segment without a valid header is an interrupted creation. It must be the newest
-/// segment and contain no batch (L2).
+/// Checks that a segment without a valid header is an interrupted creation. The segment must be the
+/// newest one and contain no batch (L2).
 fn check_unfinished(
     disk: &dyn Disk,
     lineage: Lineage,
@@ -256,8 +258,8 @@ pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<Se
 ///
 /// The header of the newest file, or of several unfinished files, may exist only in the page cache.
 /// This happens if its sync failed and the process died before it could remove the file. If the log
-/// continued after such a header, both could be lost. Older segments are safe, because they were
-/// durable before their successor was created.
+/// continued after such a header, the header and the later segments could be lost. Older segments
+/// are safe, because they were durable before their successor was created.
 fn reload_from_device(disk: &dyn Disk, number: u64) -> Result<()> {
     let name = segment_name(number);
     let path = disk.path(&name);
@@ -311,7 +313,7 @@ pub(crate) struct BatchReader {
 }
 
 impl BatchReader {
-    /// Begins at `start`, or at the first batch.
+    /// Creates a reader that begins at `start`, or at the first batch.
     pub(crate) fn new(
         file: Box<dyn DiskFile>,
         path: PathBuf,
@@ -471,7 +473,7 @@ pub type ApplyBatch<'a> = dyn FnMut(&BatchHead, &[u8]) -> std::result::Result<()
 pub struct End {
     /// Position after the last valid batch.
     pub position: Position,
-    /// Size in bytes of the torn tail after it.
+    /// Size in bytes of the torn tail after `position`.
     pub torn_bytes: u64,
     /// Number of replayed batches.
     pub batches: u64,

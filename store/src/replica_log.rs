@@ -1,16 +1,16 @@
 //! Log of a replica: the master's batches, byte for byte, in segments of the same numbers.
 //!
-//! So a position is valid on all nodes. A replica can resume from any node, and after a promotion
-//! other replicas can resume from it. The replica's log must equal the master's exactly:
+//! A position is therefore valid on all nodes. A replica can resume from any node, and after a
+//! promotion other replicas can resume from it. The replica's log must equal the master's exactly:
 //!
 //! - **F1** Before an append the replica verifies that the batch follows the last one, by sequence
 //!   number and chain value.
 //! - **F2** After a failure the replica truncates the batches that are not durable and fetches them
-//!   again. It never writes them to another segment, unlike a master (`log.rs`, L3). It truncates
-//!   and syncs the file before it writes to it again. Truncation needs no space, so a full disk
-//!   loses no durable data. If a power cut undoes the truncation, the result is a torn tail (F3). A
-//!   node that has already applied the lost batches must reload its data:
-//!   [`ReplicaLog::sync_and_truncate`] fails.
+//!   again. Unlike a master (`log.rs`, L3), the replica never writes such batches to another
+//!   segment. It truncates and syncs the file before it writes to the file again. Truncation needs
+//!   no space, so a full disk loses no durable data. If a power cut undoes the truncation, the
+//!   result is a torn tail (F3). A node that has already applied the lost batches must reload its
+//!   data: [`ReplicaLog::sync_and_truncate`] fails.
 //! - **F3** The next startup also truncates a torn tail, even if valid batches follow. The master
 //!   still has those bytes.
 //!
@@ -42,7 +42,7 @@ pub struct ReplicaLog {
 }
 
 impl ReplicaLog {
-    /// Opens the log at `end`, the last known good position, and removes everything after it.
+    /// Opens the log at `end`, the last known good position, and removes everything after `end`.
     pub fn open(disk: Arc<dyn Disk>, lineage: Lineage, end: Position) -> Result<ReplicaLog> {
         let numbers = segment_numbers(&*disk)?;
         let newest = match numbers.contains(&end.segment) {
@@ -55,7 +55,8 @@ impl ReplicaLog {
                     format!("missing, but the log must continue at {end}"),
                 ));
             }
-            // An interrupted creation of the first segment, which recovery has skipped.
+            // The creation of the first segment was interrupted, and recovery has skipped the
+            // segment.
             true if end == Position::START && read_segment_head(&*disk, end.segment)?.is_err() => {
                 let name = segment_name(end.segment);
                 disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
@@ -135,7 +136,7 @@ impl ReplicaLog {
 
     /// Returns the position to resume at, and the term of its segment.
     ///
-    /// Removes empty segments at the end, because another master may have begun different ones.
+    /// Removes empty segments at the end, because another master may have begun different segments.
     /// Retains the segment in which replay begins.
     pub fn resume_point(&mut self, replay: Position) -> Result<(Position, u64)> {
         while self.newest.as_ref().is_some_and(|(head, _)| replay.segment < head.segment)

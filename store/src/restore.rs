@@ -3,11 +3,11 @@
 //! 1. [`plan`] verifies every checksum of its input before any write, and determines where the log
 //!    will end.
 //! 2. [`restore`] writes the folder under a temporary name, then syncs and renames it. In an
-//!    existing empty folder, such as a mount point, it writes the manifest last. A server does not
-//!    start from a folder with files but no manifest.
+//!    existing empty folder, such as a mount point, [`restore`] writes the manifest last. A server
+//!    does not start from a folder with files but no manifest.
 //!
-//! As in a promotion, the log gets a new segment with a higher term. So the restored node begins a
-//! new history, which replicas can distinguish from the old one.
+//! As in a promotion, the log gets a new segment with a higher term. The restored node therefore
+//! begins a new history, which replicas can distinguish from the old history.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -112,8 +112,8 @@ pub fn plan(
     Ok(RestorePlan { backup, end, time_ms, bytes, goes_on, manifest, disk, segments })
 }
 
-/// Error for a target after the end of the log. `newest` is an existing segment that is not
-/// connected to it.
+/// Error for a target after the end of the log. `newest` is an existing segment that does not
+/// continue this log.
 fn missing(end: &Position, newest: Option<u64>, what: &str) -> Error {
     let gap = newest.map_or(String::new(), |segment| {
         format!("; segment {segment} exists, but segments before it are missing")
@@ -184,8 +184,8 @@ fn extend(
     let mut at = longest.unwrap_or(last);
     let mut least = backup.position.offset;
     loop {
-        // If there are several successors, the last one is valid. The others are left from a
-        // failure or an abandoned history.
+        // If there are several successors, the last one is valid. The other successors are left
+        // from a failure or an abandoned history.
         let follows = |source: &&SourceSegment| {
             source.head.previous == at.head.segment
                 && source.head.term >= at.head.term

@@ -11,22 +11,23 @@
 //!   6  discard  each old file after its last reader
 //! ```
 //!
-//! The caller does 1, 2 and 5. [`NewFiles::publish`] does 3 and 4, [`Store::retire`] does 6. At
-//! most one thread rewrites files, concurrently with readers and writers.
+//! The caller does steps 1, 2 and 5. [`NewFiles::publish`] does steps 3 and 4, and
+//! [`Store::retire`] does step 6. At most one thread rewrites files, concurrently with readers and
+//! writers.
 //!
-//! A failure before 4 changes nothing: a dropped [`NewFiles`] removes its files.
+//! A failure before step 4 changes nothing: a dropped [`NewFiles`] removes its files.
 //!
-//! After a crash before 4 the old files are valid, and the next startup removes the new ones. After
-//! a crash following 4, the new files and the log are valid. Replay loads the latest state of the
-//! logged rows and pairs into memory, which takes precedence over files. Without step 3 a file
-//! could contain half of an action whose log record was lost. Startup rejects a log that ends
-//! before the manifest's durable offset.
+//! After a crash before step 4 the old files are valid, and the next startup removes the new files.
+//! After a crash following step 4, the new files and the log are valid. Replay loads the latest
+//! state of the logged rows and pairs into memory, which takes precedence over files. Without step
+//! 3 a file could contain half of an action whose log record was lost. Startup rejects a log that
+//! ends before the manifest's durable offset.
 
 use crate::error::Result;
 use crate::manifest::FileEntry;
 use crate::store::Store;
 
-/// New files of a rewrite that are not published yet. Dropping this removes them.
+/// New files of a rewrite that are not published yet. Dropping a `NewFiles` removes its files.
 #[derive(Debug)]
 pub struct NewFiles<'a> {
     store: &'a Store,
@@ -45,7 +46,7 @@ impl<'a> NewFiles<'a> {
         self.entries.iter().map(|file| file.bytes).sum()
     }
 
-    /// Syncs the log, then replaces the files that match `is_replaced` by the new ones in the
+    /// Syncs the log, then replaces the files that match `is_replaced` with the new ones in the
     /// manifest. Returns the total size of the new files in bytes.
     ///
     /// - `log`: syncs the log and returns its durable offset.

@@ -18,15 +18,15 @@
 //!       80        batches, see batch.rs
 //! ```
 //!
-//! The *offset* counts the bytes of all batches of the lineage, without segment headers. It never
-//! decreases and is comparable between nodes that share a lineage. Byte `b` of a segment has offset
-//! `base + b - 80`.
+//! The *offset* counts the bytes of all batches of the lineage, without segment headers. The offset
+//! never decreases and is comparable between nodes that share a lineage. Byte `b` of a segment has
+//! offset `base + b - 80`.
 //!
 //! **A segment defines the end of its predecessor**: the predecessor ends at the successor's
-//! `base`. So the log can be cut without truncating a file. After a failed sync, or after startup
-//! with a torn tail, the next segment begins at the last valid offset and has the void flag.
-//! Readers ignore the predecessor's bytes after that offset, and all segments with numbers between
-//! the two.
+//! `base`. The log can therefore be cut without truncating a file. After a failed sync, or after
+//! startup with a torn tail, the next segment begins at the last valid offset and has the void
+//! flag. Readers ignore the predecessor's bytes after that offset, and all segments with numbers
+//! between the two.
 //!
 //! A segment is valid only if:
 //!
@@ -34,11 +34,11 @@
 //! 2. the check matches;
 //! 3. the number equals that of the file name, and the lineage that of the manifest;
 //! 4. `previous` exists and contains valid batches exactly up to `base`, and its last batch has the
-//!    stated `chain` and `sequence`. This does not apply to the segment of the manifest's replay
-//!    position.
+//!    stated `chain` and `sequence`. This condition does not apply to the segment of the manifest's
+//!    replay position.
 //!
-//! The log creates and syncs a segment, and syncs the folder, before it writes the first batch. It
-//! never renames a segment, and removes it when no manifest refers to it.
+//! The log creates and syncs a segment, and syncs the folder, before it writes the first batch. The
+//! log never renames a segment, and removes a segment when no manifest refers to it.
 
 use crate::batch::{BatchLocation, Lineage};
 use crate::frame::{Check, u32_at, u64_at};
@@ -81,7 +81,7 @@ pub struct SegmentHead {
 /// Reason why bytes are not a valid segment header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadHead {
-    /// Shorter than a header.
+    /// The file is shorter than a header.
     Short,
     /// Wrong magic: another kind of file, or damage.
     Magic,
@@ -193,7 +193,8 @@ pub fn segment_name(segment: u64) -> String {
 pub enum SegmentName {
     /// A segment with this number.
     Segment(u64),
-    /// Resembles a segment name but is not canonical, so that two files could have the same number.
+    /// The name resembles a segment name but is not canonical, so that two files could have the
+    /// same number.
     Odd,
     /// Any other file.
     Other,

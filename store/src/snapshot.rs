@@ -37,8 +37,9 @@
 //! 6. the CRC-32C of the whole file equals that of the manifest.
 //!
 //! The writer uses the name plus `.tmp` and writes the header last, because it contains the length
-//! of the body. It then syncs and renames the file and syncs the folder, before a manifest names
-//! the file. The file never changes. It is removed once no manifest names it.
+//! of the body. The writer then syncs and renames the file and syncs the folder, before a manifest
+//! names the file. A published file never changes. A snapshot file is removed once no manifest
+//! names it.
 //!
 //! **Why a walk concurrent with writes gives a correct snapshot** (promise 2). The manifest
 //! contains a log position P, the durable end of the log at some time before the walk. If the walk
@@ -148,12 +149,12 @@ impl SnapshotFileWriter {
         self.draft.sync_if_much()
     }
 
-    /// Returns the number of bytes so far, for rate limits.
+    /// Returns the size of the file so far in bytes, for rate limits.
     pub fn bytes(&self) -> u64 {
         self.draft.bytes()
     }
 
-    /// Returns the number of rows so far.
+    /// Returns the number of rows written so far.
     pub fn rows(&self) -> u64 {
         self.rows
     }

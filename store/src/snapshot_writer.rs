@@ -119,7 +119,7 @@ impl<'a> SnapshotWriter<'a> {
         self.committed = true;
         self.store.publish_snapshot(self.replay, durable, files)?;
         self.store.end_snapshot(self.number);
-        // Best effort. The next snapshot retries.
+        // This call is best effort, because the next snapshot retries.
         let _ = self.store.trim();
         Ok(())
     }

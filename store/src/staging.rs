@@ -13,9 +13,9 @@
 //!
 //! After a crash before (1), the old data set remains, and a later attempt can use the fetched
 //! files. After (1), [`adopt`] completes the replacement at the next startup. Between (1) and (2)
-//! no staged file has its final name, so all segments with final names are old. After (2) all of
-//! them are new. Files that both data sets share, with equal lineage and entry, are neither fetched
-//! nor moved.
+//! no staged file has its final name, so all segments with final names are old. After (2) all
+//! segments with final names are new. Files that both data sets share, with equal lineage and
+//! entry, are neither fetched nor moved.
 
 use std::io;
 use std::ops::Range;
@@ -96,7 +96,7 @@ pub struct Staging {
     staged_disk: Arc<dyn Disk>,
     main: Arc<dyn Disk>,
     manifest: Manifest,
-    /// Files to fetch, largest first. The last one is fetched next.
+    /// Files to fetch, largest first. The last file is fetched next.
     missing: Vec<FileEntry>,
     /// Complete files of an earlier link that are not verified yet.
     left: Vec<FileEntry>,
@@ -111,7 +111,7 @@ pub struct Staging {
 /// Result of a write to a staged file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerifiedFile {
-    /// More bytes are needed.
+    /// The file is incomplete: more bytes are needed.
     Part,
     /// The file is complete and matches the manifest.
     Whole,
@@ -127,7 +127,7 @@ impl Staging {
     /// - `whole`: files that this link has already verified (see [`Staging::into_whole`]).
     ///
     /// Retains complete files of an earlier attempt if the new manifest has the same entry.
-    /// [`Staging::look`] must verify them first, except for files in `whole`.
+    /// [`Staging::look`] must verify these files first, except for files in `whole`.
     pub fn begin(
         main: Arc<dyn Disk>,
         manifest: Manifest,
@@ -161,8 +161,8 @@ impl Staging {
         missing.retain(|f| own.lineage != manifest.lineage || own.file(&f.name) != Some(f));
         whole.sort();
         missing.retain(|f| whole.binary_search(f).is_err());
-        // The smallest file is fetched first. It describes the others, so an unsuitable data set is
-        // rejected before they are fetched.
+        // The smallest file is fetched first. The smallest file describes the other files, so an
+        // unsuitable data set is rejected before they are fetched.
         missing.sort_by_key(|f| std::cmp::Reverse(f.bytes));
         Ok(Staging {
             staged_disk,
@@ -211,7 +211,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Returns the manifest being staged.
+    /// Returns the manifest of the data set that is being fetched.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -302,7 +302,7 @@ impl Staging {
         .map(Some)
     }
 
-    /// Returns the staged log. It is empty at first, and again after the link was cut.
+    /// Returns the staged log. The log is empty at first, and again after the link was cut.
     pub fn log(&mut self) -> Result<&mut ReplicaLog> {
         if self.log.is_none() {
             for name in list(&*self.staged_disk)? {
@@ -566,7 +566,7 @@ mod tests {
         let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
         assert_eq!(staging.wanted().unwrap(), Some((manifest.files[2].clone(), 0)));
 
-        // The master sends another manifest because its log grew over the limit. Verified files
+        // The master sends another manifest because its log grew over the limit. The verified files
         // stay verified.
         assert_eq!(staging.write(&long).unwrap(), VerifiedFile::Whole);
         let whole = staging.into_whole();

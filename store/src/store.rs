@@ -1,4 +1,5 @@
-//! The data folder. One process opens and loads it, and updates it with a [`Log`] and a manifest.
+//! The data folder. One process opens and loads the folder, and updates it with a [`Log`] and a
+//! manifest.
 //!
 //! ```text
 //!   Store::open      lock, manifest (or a new lineage), removal of unnamed files
@@ -46,7 +47,7 @@ pub struct StoreOptions {
     /// Options of the log.
     pub log: LogOptions,
     /// Maximum size of retained obsolete segments in bytes. Disconnected replicas can resume from
-    /// them. Default 2 GiB.
+    /// these segments. Default 2 GiB.
     pub keep_log_bytes: u64,
 }
 
@@ -485,7 +486,8 @@ impl Store {
     /// The new files must be complete and synced under their final names. The caller may delete the
     /// removed files after this call, once no reader has them open. `durable` is an offset up to
     /// which the log is durable, at least as far as the new files' contents. A later startup
-    /// rejects a log that ends before it. 0 leaves the recorded offset unchanged.
+    /// rejects a log that ends before `durable`. A `durable` of 0 leaves the recorded offset
+    /// unchanged.
     pub fn replace_files(
         &self,
         add: Vec<FileEntry>,
@@ -500,8 +502,8 @@ impl Store {
         })
     }
 
-    /// Deletes files that the manifest no longer names, each one after its last reader. Pinned
-    /// files remain until a later [`Store::trim`].
+    /// Deletes files that the manifest no longer names, each file after its last reader has
+    /// finished. Pinned files remain until a later [`Store::trim`].
     pub fn retire<'f>(&self, files: impl IntoIterator<Item = &'f PageFile>) {
         let unpinned = files.into_iter().filter(|file| !self.is_pinned(&file.entry().name));
         unpinned.for_each(|file| file.retire(self.disk.clone()));
@@ -509,7 +511,7 @@ impl Store {
 
     /// Deletes complete files that were never added to the manifest.
     ///
-    /// This is best effort. [`Store::trim`] and the next startup delete remaining files.
+    /// The deletion is best effort. [`Store::trim`] and the next startup delete remaining files.
     pub fn discard(&self, files: &[FileEntry]) {
         let manifest = self.manifest.lock();
         if self.unconfirmed_manifests.load(Ordering::Relaxed) {
@@ -541,8 +543,9 @@ impl Store {
     /// May run concurrently with a snapshot. Must not run while a thread has a written and
     /// unpublished cold file.
     pub fn trim(&self) -> Result<()> {
-        // Read both under their locks. A snapshot that is being published is then in one of the
-        // two. A snapshot that begins later has a higher number.
+        // Read the unfinished snapshots and the manifest under both locks. A snapshot that is being
+        // published is then either unfinished or in the manifest. A snapshot that begins later has
+        // a higher number.
         let (building, manifest) = {
             let building = self.building.lock();
             let manifest = self.manifest.lock();
@@ -611,8 +614,8 @@ impl Store {
         for name in names.iter().filter(|n| n.ends_with(TEMPORARY) && is_ours(n)) {
             self.remove(name)?;
         }
-        // Files of an uncommitted snapshot or spill, or replaced by a merge. They must be deleted,
-        // because their numbers will be reused.
+        // These files belong to an uncommitted snapshot or spill, or were replaced by a merge.
+        // Delete these files, because their numbers will be reused.
         let manifest = self.manifest().clone();
         for name in names
             .iter()
@@ -639,11 +642,11 @@ impl Store {
         Ok(segment_numbers(&*self.disk)?.first().copied())
     }
 
-    /// Follows the log back from `limit` to the first segment of the lineage; `None` if that is
-    /// missing.
+    /// Follows the log back from `limit` to the first segment of the lineage; `None` if that
+    /// segment is missing.
     ///
-    /// The oldest file may be a different one, because an interrupted creation of the first segment
-    /// leaves a file that no segment continues.
+    /// The oldest file may be a different segment, because an interrupted creation of the first
+    /// segment leaves a file that no segment continues.
     pub fn first_segment(&self, limit: Position) -> Result<Option<SegmentHead>> {
         let oldest = segments_back(&*self.disk, limit.segment, usize::MAX)?.pop();
         Ok(oldest.filter(|head| head.previous == 0))
@@ -651,8 +654,8 @@ impl Store {
 
     /// Returns the existing segments of the log up to `limit`, oldest first.
     ///
-    /// `known` is an earlier result of this call. Its segments, except for the last, are not read
-    /// again.
+    /// `known` is an earlier result of this call. The segments in `known`, except for the last, are
+    /// not read again.
     pub fn path_to(&self, limit: Position, known: &[SegmentHead]) -> Result<Vec<SegmentHead>> {
         let numbers = segment_numbers(&*self.disk)?;
         let known = &known[..known.len().saturating_sub(1)];

@@ -1,7 +1,7 @@
 //! Reader that follows the log while it is written; the source of the replication stream.
 //!
 //! A [`Tail`] begins at any position between two batches and reads up to a limit, usually the
-//! durable end of the log. It uses one read buffer, regardless of its lag. As in recovery, a
+//! durable end of the log. A tail uses one read buffer, regardless of its lag. As in recovery, a
 //! segment ends at its successor's base. The tail returns the bytes of the log unchanged. A
 //! replica's log is therefore identical to the master's, and a position is valid on both.
 
@@ -21,7 +21,7 @@ pub enum Step<'a> {
     Segment(SegmentHead),
     /// Fields of a batch, and its bytes in the file.
     Batch(BatchHead, &'a [u8]),
-    /// No more batches before the limit.
+    /// There are no more batches before the limit.
     End,
 }
 
@@ -32,7 +32,7 @@ pub enum PositionMissing {
     Removed,
     /// The log has different bytes before the position.
     Diverged,
-    /// The log ends before the position. It may reach the position later.
+    /// The log ends before the position. The log may reach the position later.
     Short,
 }
 
@@ -48,7 +48,7 @@ pub struct Tail {
 
 impl Tail {
     /// Verifies that the log contains position `start`, including its chain value, and opens a tail
-    /// at it. `limit` is the log's durable end.
+    /// at that position. `limit` is the log's durable end.
     ///
     /// Returns [`Error::Refused`] if the log does not contain the position. The replica then needs
     /// a full sync.
@@ -104,8 +104,8 @@ impl Tail {
             return Ok(Err(PositionMissing::Diverged));
         }
         let mut tail = Tail::at_segment(disk.clone(), head)?;
-        // `start` must be a batch boundary with the same chain value. It is void if the successor
-        // begins earlier.
+        // `start` must be a batch boundary with the same chain value. The position is void if the
+        // successor begins earlier.
         if let Some(next) = tail.successor(limit)?
             && next.base < start.offset
         {

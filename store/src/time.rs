@@ -1,9 +1,10 @@
-//! Clocks and waits. A simulator of the whole server can replace them.
+//! Clocks and waits. A simulator of the whole server can replace the clocks and waits.
 //!
-//! By default the functions call the operating system. On a thread that has called [`simulate`]
-//! they call its [`Simulator`]. Simulated time advances only under the simulator's control. When
-//! the thread would sleep or block, the simulator runs the work of other threads. So one thread can
-//! run several servers, and the same seed gives the same run.
+//! By default the functions call the operating system. On a thread that has called [`simulate`],
+//! the functions call the thread's [`Simulator`]. Simulated time advances only under the
+//! simulator's control. When the thread would sleep or block, the simulator runs the work of other
+//! threads. One thread can therefore run several servers, and the same seed reproduces the same
+//! run.
 
 use parking_lot::{Condvar, MutexGuard};
 use std::cell::{Cell, RefCell};
@@ -57,7 +58,7 @@ pub fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
 }
 
-/// Milliseconds since `then` by the monotonic clock.
+/// Returns the milliseconds since `then` by the monotonic clock.
 pub fn elapsed_ms(then: Instant) -> u64 {
     u64::try_from(since(then).as_millis()).unwrap_or(u64::MAX)
 }

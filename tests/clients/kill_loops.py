@@ -23,6 +23,8 @@ from redis.retry import Retry
 from nodes import Node, scratch, until
 
 WORKERS, BATCH, MEMBERS = 4, 16, 8
+# Maximum number of ids in a page with AMONG.
+MAX_IDS = 1024
 # Ids: a growing range, and some distant ones.
 DENSE, WINDOW, USERS = 1500, 100, 40
 FAR = [base + n for base in (2**40, 2**60, 2**64 - 16) for n in range(16)]
@@ -243,6 +245,13 @@ def compare(node, workers, where):
             cells |= {(space, int(id), int(member)): 1 for id, member in zip(pairs[::2], pairs[1::2])}
             if int(cursor) == 0:
                 break
+        # AMONG finds the same members.
+        for at in range(0, len(ids), MAX_IDS):
+            for some in (ids[at:at + MAX_IDS], FAR):
+                page = client.execute_command("FEED.GET", "home", 0, *some, "BINARY", "AMONG", space, "TOP", MEMBERS, *range(MEMBERS))
+                for id, (count, *found) in zip(some, struct.iter_unpack(f"<36xq{MEMBERS}Q", page)):
+                    if found[:count] != [member for member in range(MEMBERS) if cells[space, id, member]]:
+                        workers[0].wrong.append(f"{where}: AMONG finds {count} of {found} in {space}:{id}")
     for user, row in zip(users, client.execute_command("CNT.GET", "user", *users)):
         cells |= {("user", user, field): value for field, value in zip(("once", "balance"), row or (0, 0))}
     for worker in workers:

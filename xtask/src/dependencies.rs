@@ -2,8 +2,8 @@
 //! and unused crates.
 //!
 //! `deny.toml` is the configuration of cargo-deny, which takes three minutes to compile on a new
-//! machine. This module makes the three checks that need no network, based on `cargo metadata`, in
-//! a second. If cargo-deny is installed, xtask runs it as well, which also checks advisories.
+//! machine. This module makes the three checks that need no network in a second, based on `cargo
+//! metadata`. If cargo-deny is installed, xtask runs it as well, which also checks advisories.
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,8 @@
 //! The task runner: long runs, seeds, benchmarks, transcripts, printed pages, dependencies.
 //!
-//! A long run is a test of the workspace with more seeds or steps than in CI. `cargo xtask` sets up
-//! to four environment variables for it. It prints the resulting command, which can be run without
-//! xtask.
+//! A long run is a test of the workspace with more seeds or steps than in CI. For each run, `cargo
+//! xtask` sets up to four environment variables and prints the resulting command, which can be run
+//! without xtask.
 
 mod dependencies;
 mod runs;
@@ -201,7 +201,7 @@ fn carry_out(task: Task) -> Result<(), String> {
     }
 }
 
-/// The workspace's folder.
+/// Returns the folder of the workspace.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
 }

@@ -305,7 +305,7 @@ pub(crate) const RUNS: &[Run] = &[
 ];
 
 impl Run {
-    /// Arguments for cargo.
+    /// Returns the arguments for cargo.
     pub(crate) fn words(&self) -> Vec<&'static str> {
         let mut words = vec!["test"];
         words.extend(self.test.split(' '));

@@ -1,15 +1,16 @@
-//! Cost of a page that a node assembles from several shards, compared with a page that one node
-//! serves alone.
+//! Measures the cost of a page that a node assembles from several shards, compared with a page that
+//! one node serves alone.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/cluster --shards 4 --clients 32 --rate 8000
 //! ```
 //!
-//! A single server and a cluster with the same posts alternately serve the same number of pages per
-//! second. A page is `FEED.GET` with the two flags of `home` for posts spread over all shards.
-//! Clients are distributed evenly over all nodes of the cluster. Each run reports the CPU time of
-//! all servers per page, and the page latency that clients observe.
+//! The benchmark alternates between a single server and a cluster. Both store the same posts and
+//! receive the same number of page requests per second. A page is `FEED.GET` with the two flags of
+//! `home` for posts spread over all shards. Clients are distributed evenly over all nodes of the
+//! cluster. Each run reports the CPU time of all servers per page, and the page latency that
+//! clients observe.
 
 use clap::Parser;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -28,10 +29,10 @@ struct Args {
     /// Number of clients
     #[arg(long, default_value_t = 32)]
     clients: u64,
-    /// Pages per second of all clients together; 0 for no limit
+    /// Page requests per second, summed over all clients; 0 for no limit
     #[arg(long, default_value_t = 8000)]
     rate: u64,
-    /// Pages that a client sends at once
+    /// Number of page requests that a client pipelines
     #[arg(long, default_value_t = 1)]
     pipeline: u64,
     /// Posts per page
@@ -43,7 +44,7 @@ struct Args {
     /// Seconds per run
     #[arg(long, default_value_t = 4)]
     seconds: u64,
-    /// Number of runs of each of the two
+    /// Number of runs per deployment
     #[arg(long, default_value_t = 5)]
     turns: usize,
     #[command(flatten)]

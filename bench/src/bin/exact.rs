@@ -1,6 +1,6 @@
-//! Cost of a ledger for likes and its effect on pages. Compares a server that has a ledger with one
-//! that has none, or two states of one server, in alternating measurements of one run. Only the
-//! ratios are meaningful.
+//! Measures the cost of a ledger for likes, and its effect on page latency. Compares a server that
+//! has a ledger with one that has none, or two states of one server, in alternating measurements of
+//! one run. Only the ratios are meaningful.
 //!
 //! ```text
 //! cargo xtask bench exact -- likes      first likes per CPU second, with / without ledger;
@@ -10,7 +10,7 @@
 //! cargo xtask bench exact -- rebuild    p99.9 of pages during a rebuild of filters / without one
 //! ```
 //!
-//! The latency of a page counts from its scheduled time, unless the client itself was delayed.
+//! The latency of a page is measured from its scheduled time, unless the client itself was delayed.
 
 use clap::{Parser, Subcommand};
 use node::client::Client;
@@ -34,25 +34,25 @@ struct Arguments {
     what: What,
     #[command(flatten)]
     place: Place,
-    /// Turns of each side
+    /// Number of measurements per side
     #[arg(long, global = true, default_value_t = 7)]
     turns: usize,
-    /// Likes before the measurement
+    /// Number of likes to load before the measurement
     #[arg(long, global = true, default_value_t = 4_000_000)]
     fill: u64,
 }
 
 #[derive(Subcommand)]
 enum What {
-    /// First likes per CPU second
+    /// Measures first likes (not repeats) per CPU second
     Likes {
-        /// Likes per measurement
+        /// Number of likes per measurement
         #[arg(long, default_value_t = 1_500_000)]
         likes: u64,
     },
-    /// Pages during repeated likes
+    /// Page latency while clients repeat likes
     Repeats(Pages),
-    /// Pages during a rebuild of all filters
+    /// Page latency during a rebuild of all filters
     Rebuild(Pages),
 }
 
@@ -171,7 +171,7 @@ fn pages(server: &Server, per_s: u64, newest: u64, over: &AtomicBool) -> io::Res
     Ok(latencies)
 }
 
-/// Sends likes at this rate until `over` is set. One in `repeats` repeats an earlier like.
+/// Sends likes at a fixed rate until `over` is set. One in `repeats` repeats an earlier like.
 fn drip(
     server: &Server,
     per_s: u64,
@@ -188,7 +188,7 @@ fn drip(
         for at in 0..LIKES_PER_BATCH {
             let is_repeat = repeats.is_some_and(|one_in| at % one_in == 0);
             let first = sent.load(Relaxed);
-            // Repeat a like of a post that pages still show. The earlier like is on disk.
+            // Repeat a like of a post that pages still show. The earlier like is already on disk.
             let n = if is_repeat {
                 first - fastrand::u64(1_200_000..2_000_000)
             } else {
@@ -215,7 +215,7 @@ fn turn(server: &Server, rates: &Pages, repeats: Option<u64>, sent: &AtomicU64) 
     })
 }
 
-/// Compares measurements with and without the work that `begin` starts.
+/// Compares measurements with and without the background work that `begin` starts.
 fn compare(
     place: &Place,
     turns: usize,

@@ -4,8 +4,8 @@
 //! `cargo run --release -p tidemark-bench --bin phantom_memory -- [--module redisbloom.so |
 //! --program valkey-server --module libvalkey_bloom.so]`
 //!
-//! Servers report their memory (`used_memory` before and after), including keys and allocator
-//! rounding. For filters they also report the filter's own size.
+//! The memory of a server is the growth of its `used_memory`, which includes keys and allocator
+//! rounding. For filters, the server also reports the size of the filter itself.
 
 use clap::Parser;
 use phantom::{Member, Options, Space};
@@ -65,7 +65,7 @@ fn ours(pairs: u64, rate: f64) -> Outcome {
     Ok(())
 }
 
-/// Stores all pairs in a server, `per_key` pairs in each key. Returns the memory used and, if the
+/// Stores all pairs in a server, with `per_key` pairs per key. Returns the memory used and, if the
 /// server reports it, the size of the filters. `reserve`, if not empty, is sent once per key;
 /// `command` adds the pairs.
 fn theirs(
@@ -103,7 +103,7 @@ fn theirs(
                 .collect();
             client.push(&words);
         }
-        // Limits the number of members per request.
+        // Limit the number of members per request.
         let end = (first + per_key).min(args.pairs);
         for first in (first..end).step_by(1000) {
             make_room(&mut client)?;

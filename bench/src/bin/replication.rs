@@ -1,4 +1,4 @@
-//! Cost of replication: compares Tidemark with Redis in one run.
+//! Measures the cost of replication. Compares Tidemark with Redis in one run.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
@@ -10,9 +10,9 @@
 //! ```
 //!
 //! In `sync` the replica runs with idle priority (`chrt --idle`), because a replica on another
-//! machine would not use the master's CPU. With `--beside` it runs at normal priority. A page is
-//! `FEED.GET` of 32 posts in Tidemark, and 32 pipelined HMGET in Redis, without flags. A like is
-//! one HINCRBY in both.
+//! machine would not use the master's CPU. With `--beside`, the replica runs at normal priority. A
+//! page is `FEED.GET` of 32 posts in Tidemark, and 32 pipelined HMGET in Redis, without flags. A
+//! like is one HINCRBY in both.
 
 use clap::{Parser, Subcommand};
 use node::client::Client;
@@ -38,12 +38,12 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// A full sync, and the master's pages before and during it
+    /// Duration of a full sync, and the master's page latency before and during the sync
     Sync {
-        /// Rows of four counters
+        /// Number of rows, with four counters each
         #[arg(long, default_value_t = 1_000_000)]
         rows: u64,
-        /// Number of the same rows in Redis, as hashes
+        /// Number of rows to load into Redis, as hashes
         #[arg(long, default_value_t = 200_000)]
         redis_rows: u64,
         /// Pages per second
@@ -52,7 +52,7 @@ enum What {
         /// Likes per second during the sync
         #[arg(long, default_value_t = 500)]
         likes: u64,
-        /// Seconds of pages before each sync
+        /// Seconds for which pages are measured before each sync
         #[arg(long, default_value_t = 10)]
         calm_s: u64,
         /// Runs replicas at normal priority
@@ -85,7 +85,7 @@ enum What {
         writes: u64,
     },
     /// A replica is killed and resumes after the master has begun `segments` new log segments.
-    /// Segment size (64 MiB), snapshots and log retention have their defaults
+    /// Segment size (64 MiB), snapshots and log retention have their default settings
     Away {
         /// Number of segments
         #[arg(long, default_value_t = 20)]
@@ -96,7 +96,7 @@ enum What {
     },
 }
 
-/// One of the two servers, with its commands.
+/// One of the two compared servers, with its commands.
 #[derive(Clone, Copy, PartialEq)]
 enum ServerKind {
     Tidemark,
@@ -106,7 +106,7 @@ enum ServerKind {
 /// Redis without persistence, except for full syncs, which start immediately.
 const REDIS: ServerKind =
     ServerKind::Redis { options: &["--appendonly", "no", "--repl-diskless-sync-delay", "0"] };
-/// Redis with the default durability of Tidemark.
+/// Redis with Tidemark's default durability.
 const REDIS_EVERYSEC: ServerKind = ServerKind::Redis {
     options: &[
         "--appendonly",
@@ -185,7 +185,7 @@ fn rows_of(server: &Server) -> io::Result<i64> {
     }
 }
 
-/// Makes `replica` follow `master` and waits until it is in sync. Returns the seconds.
+/// Makes `replica` follow `master` and waits until it is in sync. Returns the duration in seconds.
 fn attach(replica: &Server, master: &Server) -> io::Result<f64> {
     let started = Instant::now();
     replica.client()?.call(&[b"REPLICAOF", b"127.0.0.1", &text(u64::from(master.port()))])?;
@@ -211,7 +211,7 @@ struct Synced {
     calm: Vec<Vec<f64>>,
     during: Vec<Vec<f64>>,
     seconds: Vec<f64>,
-    /// Anonymous memory of the master in MiB, and its maximum growth.
+    /// Anonymous memory of the master in MiB, followed by its maximum growth.
     memory_mib: f64,
     growth_mib: f64,
 }
@@ -310,7 +310,8 @@ fn sync_once(
     Ok(())
 }
 
-// Long: the measurements, and the table that it prints, use one list of masters.
+// Long: the function is not split because the measurements and the printed table use the same list
+// of masters.
 fn sync(
     args: &Args,
     rows: u64,
@@ -404,7 +405,8 @@ fn pair(args: &Args, kind: ServerKind) -> io::Result<(Server, Server)> {
 fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
     let ours = pair(args, ServerKind::Tidemark)?;
     let theirs = pair(args, REDIS_EVERYSEC)?;
-    // Increments with WAIT per second, and CPU microseconds of both servers for each.
+    // Returns the number of increments with WAIT per second, and the CPU time of master and replica
+    // per increment in microseconds.
     let rate = |(server, replica): &(Server, Server), round: u64| -> io::Result<(f64, f64)> {
         let cpu = || server.threads_cpu_s() + replica.threads_cpu_s();
         let (before, until) = (cpu(), Instant::now() + Duration::from_secs(seconds));
@@ -486,7 +488,7 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
 
 fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
     let (master, mut replica) = pair(args, ServerKind::Tidemark)?;
-    // Restores the default.
+    // Restore the default.
     master.client()?.call(&[b"CONFIG", b"SET", b"durability.snapshot_log", b"268435456"])?;
     replica.kill()?;
     let (first, before) =

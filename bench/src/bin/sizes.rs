@@ -2,10 +2,10 @@
 //!
 //! `cargo run --release -p tidemark-bench --bin sizes > docs/performance/sizes.md`
 //!
-//! The engines use the default configuration. The sizes include all their memory, also the unused
-//! part of the newest table. Redis stores a hash of four fields per post and a set of flags per
-//! post. Only the smaller sizes are loaded into Redis. Larger sizes are computed as in `tidemark
-//! size`.
+//! The engines use the default configuration. The sizes include all memory of the engines, even the
+//! unused part of the newest table. Redis stores a hash of four fields per post and a set of flags
+//! per post. Only the smaller sizes are loaded into Redis. Larger sizes are computed as in
+//! `tidemark size`.
 
 use clap::Parser;
 use cli::day;
@@ -21,13 +21,14 @@ use tidemark_server::config::Config;
 /// docs/performance/sizes.md
 #[derive(Parser)]
 struct Arguments {
-    /// Numbers of posts, and of flags, to measure
+    /// Numbers of entries to measure, separated by commas; each is loaded as posts and as flags
     #[arg(long, value_delimiter = ',', default_values_t = [1_000_000, 10_000_000, 100_000_000])]
     entries: Vec<u64>,
-    /// Largest size to load into Redis; larger ones use its bytes per entry
+    /// Largest number of entries to load into Redis; larger numbers use the bytes per entry of this
+    /// one
     #[arg(long, default_value_t = 10_000_000)]
     redis_up_to: u64,
-    /// Size that is computed instead of loaded
+    /// Number of entries for which the size is computed instead of measured
     #[arg(long, default_value_t = 10_000_000_000)]
     computed: u64,
     /// Path of redis-server
@@ -45,7 +46,7 @@ const FLAGS_PER_POST: u64 = 10;
 const RECENT_POSTS: f64 = 20_000.0;
 const USERS: u64 = 50_000_000;
 
-/// Bytes of a post's four counters, and bits of a flag.
+/// Memory per entry: bytes for the four counters of a post, and bits per flag.
 #[derive(Clone, Copy)]
 struct PerEntry {
     post_bytes: f64,

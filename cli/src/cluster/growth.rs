@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 /// Interval between progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum number of hand-over attempts. Each attempt waits for the writes in progress.
+/// Maximum number of hand-over attempts. Each attempt waits for writes that are in progress.
 const ATTEMPTS: usize = 50;
 
 #[derive(Args, Debug)]
@@ -33,7 +33,7 @@ pub(super) struct SlotMoveArgs {
     /// Print the planned steps and change nothing.
     #[arg(long)]
     pub(super) plan: bool,
-    /// Longest time to wait until the new node has copied all rows.
+    /// Maximum time to wait until the new node has copied all rows.
     #[arg(long, value_name = "SECONDS", default_value_t = 24 * 3600)]
     pub(super) timeout: u64,
 }
@@ -129,8 +129,8 @@ pub(super) async fn move_slots<N: Net>(
                 args.to_node
             ));
         }
-        // An earlier run has completed the hand-over. The old master may not know that the new
-        // master has its slots, and other nodes may lack the topology.
+        // An earlier run has completed the hand-over. The old master may not know yet that the new
+        // master serves the slots, and other nodes may lack the new topology.
         let heard = order_hand_over(net, &args.from, &topology).await;
         send_topology_to_all(net, &topology).await?;
         heard?;
@@ -186,8 +186,8 @@ fn is_done(selection: &SlotSelection, topology: &Topology, from: &Member, has: &
     }
 }
 
-/// Refuses a node that holds data or belongs to another cluster, because joining would delete its
-/// data. The error text is that of Redis.
+/// Refuses a node that holds data or belongs to another cluster, because joining the cluster would
+/// delete the node's data. The error text is the same as in Redis.
 async fn refuse_stranger<N: Net>(new: &mut NodeClient<'_, N>, from: &str) -> Result<(), String> {
     let known = new.topology().await?;
     let is_of_another =
@@ -226,8 +226,8 @@ impl<N: Net> SlotMove<'_, N> {
         if newest(*net).await?.version != topology.version {
             return Err("the topology has changed: run the command again".to_owned());
         }
-        // All masters must know a topology before the command makes the next one. Otherwise a
-        // master could accept a different topology with the same version.
+        // All masters must know the current topology before the command creates the next one.
+        // Otherwise a master could accept a different topology with the same version.
         send_topology_to_masters(*net, &topology).await?;
         let topology = if is_replica {
             topology
@@ -274,7 +274,7 @@ fn with_replica(
     draft.finish()
 }
 
-/// Returns the slots to move. `own` is sorted.
+/// Returns the slots to move. `own` must be sorted.
 fn chosen(selection: &SlotSelection, own: &[u16], from: &str) -> Result<Vec<u16>, String> {
     let slots: Vec<u16> = match selection {
         SlotSelection::Shard => own.to_vec(),

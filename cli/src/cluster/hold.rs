@@ -1,4 +1,4 @@
-//! CLUSTERX HOLD: a lock that lets one command at a time change a cluster.
+//! CLUSTERX HOLD: a lock that ensures that only one command at a time changes a cluster.
 
 use super::remote::{Net, NodeClient};
 use node::cluster::topology::ID_BYTES;
@@ -11,8 +11,8 @@ const HOLD: Duration = Duration::from_secs(5);
 const RENEW_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum time to wait for the hold of another command.
 const MAX_WAIT: Duration = Duration::from_secs(15);
-/// Interval between attempts to acquire the hold or to hand over slots, and between polls of a node
-/// that copies rows.
+/// Interval between attempts to acquire the hold or to hand over slots, and between progress checks
+/// of a node that copies rows.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn random_id() -> String {
@@ -20,7 +20,7 @@ pub(super) fn random_id() -> String {
     id[..ID_BYTES].to_owned()
 }
 
-/// Keeps other commands from changing the cluster until it is released or expires.
+/// An acquired lock. No other command changes the cluster until the lock is released or expires.
 pub(super) struct Hold<'n, N: Net> {
     net: &'n N,
     token: String,
@@ -29,8 +29,8 @@ pub(super) struct Hold<'n, N: Net> {
 }
 
 impl<N: Net> Hold<'_, N> {
-    /// Acquires the hold at all masters, in id order. Of two concurrent commands one therefore
-    /// acquires all of them.
+    /// Acquires the lock at all masters, in id order. The fixed order ensures that one of two
+    /// concurrent commands acquires all locks.
     pub(super) async fn begin<'n>(net: &'n N, topology: &Topology) -> Result<Hold<'n, N>, String> {
         let mut masters: Vec<&Member> = topology.masters().collect();
         masters.sort_unstable_by_key(|member| &member.id);
@@ -66,7 +66,8 @@ impl<N: Net> Hold<'_, N> {
         if self.renewed.elapsed() < RENEW_INTERVAL { Ok(()) } else { self.ask(HOLD).await }
     }
 
-    /// If the release does not reach a master, the hold expires there.
+    /// Releases the lock at all masters. If the request does not reach a master, the lock expires
+    /// there.
     pub(super) async fn release(&mut self) {
         let _ = self.ask(Duration::ZERO).await;
     }

@@ -20,7 +20,7 @@ use node::cluster::slot;
 use redis_protocol::resp2::types::OwnedFrame;
 use remote::{NodeClient, addresses, newest};
 
-/// Shows a cluster, splits or moves a shard, and deletes rows of foreign slots.
+/// Shows a cluster, splits or moves a shard, or deletes leftover rows.
 #[derive(Args, Debug)]
 pub(super) struct ClusterArgs {
     #[command(subcommand)]
@@ -114,8 +114,8 @@ pub(super) fn run(args: &ClusterArgs) -> Result<(), String> {
     })
 }
 
-/// Deletes rows of foreign slots on all masters, and pairs of foreign slots in the ledgers of all
-/// nodes.
+/// Deletes data in slots that the shard no longer owns: rows on all masters, and pairs in the
+/// ledgers of all nodes.
 async fn trim(to: &ConnectArgs) -> Result<(), String> {
     let topology = newest(to).await?;
     for (member, address) in topology.members().iter().zip(addresses(&topology)) {

@@ -1,4 +1,4 @@
-//! Access to the nodes of a cluster: over the network, or in a simulation.
+//! Requests to the nodes of a cluster, over the network or in a simulation.
 
 use crate::cluster_nodes::text_of;
 use node::client::connect::{ConnectArgs, Link, within};

@@ -1,4 +1,4 @@
-//! `tidemark cluster status`: prints one line per node with its faults.
+//! `tidemark cluster status`: prints one line per node, with the node's faults.
 
 use super::remote::{NodeClient, addresses, newest};
 use crate::import::spaces::names_of;
@@ -12,9 +12,9 @@ use std::fmt::Write as _;
 
 #[derive(Default)]
 struct NodeStatus {
-    /// Id of the node, empty if it has none.
+    /// Id of the node; empty if the node has none.
     id: String,
-    /// Version of its topology, -1 if it has none.
+    /// Version of the node's topology; -1 if the node has none.
     version: String,
     rows: String,
     replication: String,
@@ -34,8 +34,8 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     for (_, address) in &members {
         told.push(node_status(to, address).await);
     }
-    // First definition of each space, view and action, and the node that has it. All nodes must
-    // have the same definitions.
+    // First definition found for each space, view and action, and the node that returned it. All
+    // nodes must have the same definitions.
     let mut known = BTreeMap::new();
     for ((_, address), node_status) in members.iter().zip(&told) {
         let own = node_status.iter().flat_map(|node_status| &node_status.schema).flatten();
@@ -145,8 +145,8 @@ fn parse_definition(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame
     (name, what)
 }
 
-/// Describes how the node's definitions differ from `known`, which holds each definition and the
-/// node that has it.
+/// Describes how the node's definitions differ from `known`, which maps names to a definition and
+/// the node that returned it.
 fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<OwnedFrame>, &str)>) -> Vec<String> {
     let told = known.iter().filter_map(|(name, (what, first))| match own.get(*name) {
         None => Some(format!("has no {name}, unlike {first}")),
@@ -156,9 +156,9 @@ fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<OwnedFrame>, &str)>)
     told.collect()
 }
 
-/// Returns the error that the node returns to writes. INFO does not report an expired lease. This
-/// function therefore sends a write without effect: TRIM of a space that cannot exist. A master
-/// that accepts writes replies that the space does not exist.
+/// Returns the error with which the node rejects writes. INFO does not report an expired lease, so
+/// this function sends a write that has no effect: TRIM of a space that cannot exist. A master that
+/// accepts writes replies that the space does not exist.
 async fn refusal(node: &mut NodeClient<'_, ConnectArgs>) -> String {
     let Err(said) = node.ask(&["CLUSTERX", "TRIM", "", "0"]).await else { return String::new() };
     let said = said.strip_prefix(&format!("{}: ", node.address)).unwrap_or(&said);
@@ -177,7 +177,7 @@ fn health(member: &Member) -> &'static str {
     if member.master.is_some() { "link to its master: up" } else { "up" }
 }
 
-/// Lists the differences between a node and its line in the newest topology.
+/// Lists the differences between a node's state and its entry in the newest topology.
 fn faults(node_status: &NodeStatus, member: &Member, version: i64) -> Vec<String> {
     let NodeStatus { id, replication, refusal, .. } = node_status;
     let mut faults = Vec::new();

@@ -80,13 +80,13 @@ pub struct ImportArgs {
         value_parser = clap::value_parser!(u16).range(1..=64)
     )]
     pub connections: u16,
-    /// Contents of the lines. Default: derived from the header and the space.
+    /// What the lines contain. Default: derived from the header and the space.
     #[arg(long, value_enum)]
     pub kind: Option<Kind>,
     /// Space to write to: a counter space for rows, an existence space for flags.
     #[arg(long, default_value = "post")]
     pub space: String,
-    /// Columns of rows to load. Write old>new to rename a column to a field or to `id`. Other
+    /// Columns to load as counters. Write old>new to rename a column to a field or to `id`. Other
     /// columns are ignored. Without a header: the names of the columns after the id, in order.
     #[arg(long, value_delimiter = ',')]
     pub fields: Vec<String>,
@@ -130,7 +130,7 @@ pub struct ImportArgs {
     pub only_verify: bool,
     /// Delete rows that have no key in --from. With --follow, also remove members that are removed
     /// from sets in --from. To do so, the import unsets all members of such a set and sets the
-    /// present ones again. Without this option, only --verify reports extra rows.
+    /// remaining members again. Without this option, only --verify reports extra rows.
     #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
     pub delete_missing: bool,
     /// With --delete-missing: continue even if a source has lost all keys, or nine of ten keys
@@ -140,8 +140,9 @@ pub struct ImportArgs {
     /// Copy even if --from lacks masters of the cluster.
     #[arg(long, requires = "from", conflicts_with = "files")]
     pub allow_part: bool,
-    /// Unset all members of each set before its present members are set. This removes members that
-    /// left the set while no import was running. Needs 32 to 64 bytes per set (max_forgotten).
+    /// Unset all members of each set before setting its current members. This removes members that
+    /// were deleted from the set while no import was running. Needs 32 to 64 bytes per set
+    /// (max_forgotten).
     #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
     pub renew_sets: bool,
     /// Do not count rows that exist only in the server as differences.
@@ -211,18 +212,18 @@ impl Default for ImportArgs {
     }
 }
 
-/// Contents of the lines of a file.
+/// What the lines of a file contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// `id,field,field,...`: the counters of an id.
     Rows,
-    /// `id,member`: a flag of an id.
+    /// `id,member`: sets the flag of a member for an id.
     Flags,
     /// `created_at,post_id,origin_post_id,user_id`: a user reposts a post.
     Events,
 }
 
-/// Meaning of the lines of a file.
+/// Interpretation of the columns of a file.
 pub(super) enum LineShape {
     Rows {
         fields: Vec<String>,
@@ -243,7 +244,7 @@ impl LineShape {
     }
 }
 
-/// Splits `old>new`. A name without `>` is the old and the new name.
+/// Splits `old>new`. Without `>`, the old and the new name are the same.
 pub(super) fn renamed(name: &str) -> (&str, &str) {
     name.split_once('>').unwrap_or((name, name))
 }

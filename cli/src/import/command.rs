@@ -19,7 +19,7 @@ pub(super) struct Command {
     pub(super) shape: LineShape,
     /// Name of the space or the action.
     of: String,
-    /// Encoded command up to its first value.
+    /// Encoded command up to, but excluding, its first value.
     head: Vec<u8>,
     /// Field names of a row, encoded as arguments.
     fields: Vec<Vec<u8>>,
@@ -94,8 +94,8 @@ impl Command {
         Ok(LineOutcome::Command)
     }
 
-    /// Converts an object to a command. An object may name any counters of the space. Null counters
-    /// are skipped.
+    /// Converts a JSON object to a command. The object may contain any counters of the space. Null
+    /// counters are skipped.
     pub(super) fn push_object(
         &self,
         object: &Object,

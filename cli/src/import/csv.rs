@@ -1,8 +1,8 @@
 //! Reads CSV records with the parser of the `csv` crate: RFC 4180 quotes, line breaks inside
 //! quotes, and lines that end with LF, CRLF or CR.
 //!
-//! Records are bounded. An unclosed quote turns the rest of the file into one record; it is counted
-//! as bad and not buffered.
+//! Records are bounded. An unclosed quote turns the rest of the file into one record, which is
+//! counted as bad and not buffered.
 
 use super::lines::MAX_LINE_BYTES;
 use csv_core::{ReadRecordResult, Reader};
@@ -42,7 +42,7 @@ pub(super) struct Records {
     pub(super) line: u64,
     /// Number of the next line.
     next_line: u64,
-    /// Whether the last byte was a CR. A following LF then does not end another line.
+    /// Whether the last byte was a CR. If so, an LF that follows belongs to the same line end.
     after_cr: bool,
 }
 
@@ -104,7 +104,7 @@ impl Records {
                     self.columns.count = count;
                     return Ok(Some(Ok(())));
                 }
-                // The first read may return only the UTF-8 byte order mark.
+                // The first read may have consumed only the UTF-8 byte order mark.
                 ReadRecordResult::End if !is_end => self.csv.reset(),
                 ReadRecordResult::End => return Ok(None),
             }
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     /// Returns the line of each record with its columns or error. Also reads the text with small
-    /// buffers, which must give the same result.
+    /// buffers, and asserts that the result is the same.
     fn records(text: &str) -> Vec<(u64, Result<Vec<String>, &'static str>)> {
         let of = |capacity| {
             let mut reader = io::BufReader::with_capacity(capacity, text.as_bytes());

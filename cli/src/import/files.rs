@@ -27,7 +27,7 @@ struct InputFile {
     progress: ProgressBar,
 }
 
-/// Returns whether the file begins with an object.
+/// Returns whether the file begins with a JSON object.
 fn is_json(reader: &mut dyn BufRead) -> io::Result<bool> {
     let bytes = reader.fill_buf()?;
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
@@ -67,7 +67,8 @@ impl FileImport<'_> {
         let failed = |line, source| ImportError::File { path: name.clone(), line, source };
         let (progress, mut reader) = open(path).map_err(|e| failed(0, e))?;
         let source = InputFile { name: name.clone(), progress };
-        // Clear the bar even on errors: messages must not follow a bar on the same line.
+        // Clear the progress bar even on errors, so that messages are not printed on the same line
+        // as the bar.
         let outcome = self.lines(&source, &mut reader, &failed);
         source.progress.finish_and_clear();
         outcome
@@ -220,7 +221,7 @@ impl FileImport<'_> {
         })
     }
 
-    /// Determines the shape of a JSON file by its first object.
+    /// Determines the command for a JSON file from its first object.
     fn of_object(&self, object: &json::Object, spaces: &Spaces) -> Result<Command, ImportError> {
         let shape = match self.args.kind.unwrap_or_else(|| json::kind_of(object)) {
             Kind::Rows => LineShape::rows(Vec::new()),
@@ -231,7 +232,7 @@ impl FileImport<'_> {
         Ok(Command::new(shape, self.args))
     }
 
-    /// Determines the shape of a CSV file by its first line, the options and the space. Also
+    /// Determines the shape of a CSV file from its first line, the options and the space. Also
     /// returns whether the first line is a header.
     fn shape(
         &self,
@@ -258,7 +259,8 @@ impl FileImport<'_> {
                 )));
             }
         };
-        // Members may contain letters, so only the id column identifies a header of flags.
+        // Members may contain letters, so in a file of flags only the id column distinguishes a
+        // header from data.
         let is_id = |c: &str| c.bytes().all(|b| b.is_ascii_digit());
         let is_of_flags = || spaces.existences.contains(&self.args.space);
         let has_member = || {

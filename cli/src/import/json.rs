@@ -15,7 +15,7 @@ pub(super) fn object(line: &[u8]) -> Result<Object, String> {
     Ok(once.0)
 }
 
-/// An object with unique names. With duplicate names, it is unclear which value is meant.
+/// A JSON object whose names are unique. Objects with duplicate names are rejected as ambiguous.
 struct UniqueObject(Object);
 
 impl<'de> Deserialize<'de> for UniqueObject {
@@ -43,8 +43,8 @@ impl<'de> Deserialize<'de> for UniqueObject {
     }
 }
 
-/// Retains the id and the values in `names` (`old>new` or a name). Without names, returns the
-/// object unchanged.
+/// Retains the id and the values listed in `names` (`old>new` or a name). If `names` is empty,
+/// returns the object unchanged.
 pub(super) fn renamed(mut object: Object, names: &[String]) -> Object {
     if names.is_empty() {
         return object;
@@ -61,7 +61,7 @@ pub(super) fn renamed(mut object: Object, names: &[String]) -> Object {
     row
 }
 
-/// Determines the kind of a line by the names of its values.
+/// Determines the kind of a line from the names of its values.
 pub(super) fn kind_of(object: &Object) -> Kind {
     match () {
         () if is_present(object, "member") => Kind::Flags,

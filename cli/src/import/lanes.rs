@@ -1,5 +1,5 @@
-//! Connections of an import: several to the server, or to each master of a cluster. A master
-//! receives only rows of its own slots.
+//! Connections of an import: several to the server, or several to each master of a cluster. A
+//! master receives only rows of its own slots.
 
 use super::spaces::{ServerBySlot, Spaces, with_server_address};
 use node::client::connect::{ConnectArgs, Link};
@@ -13,7 +13,7 @@ pub(super) struct Lanes {
 /// Maps an id to a connection. All commands of an id use the same connection, which keeps the order
 /// of their lines.
 pub(super) struct Route {
-    /// Number of connections per server. Connections to a server are adjacent.
+    /// Number of connections per server. Connections to the same server have adjacent indexes.
     each: usize,
     server_by_slot: ServerBySlot,
 }
@@ -40,7 +40,7 @@ impl Lanes {
 
 impl Route {
     pub(super) fn of(&self, id: u64) -> usize {
-        // Mix the bits, because the ids of one source often share their low bits.
+        // Mix the bits, because ids from the same source often have equal low bits.
         let mixed = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         self.server_by_slot.of(id) * self.each + mixed as usize % self.each
     }

@@ -14,7 +14,8 @@ pub(crate) fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
     let _ = write!(out, "{}/s", HumanCount(state.per_sec() as u64));
 }
 
-/// Opens a plain or gzip file, or standard input. The bar shows the position in the file, in bytes.
+/// Opens a plain or gzip file, or standard input. The progress bar shows the position in the file,
+/// in bytes.
 pub(super) fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
     let style = |template: &str| {
         ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -38,8 +39,8 @@ pub(super) fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
     Ok((progress, reader))
 }
 
-/// Concatenated members of a gzip file. Skips zeros after a member, like gzip does: tapes and some
-/// tools pad files with zeros.
+/// Reads the concatenated members of a gzip file. Like gzip, skips zero bytes after a member,
+/// because tapes and some tools pad files with zeros.
 struct Gzip<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Gzip<R> {

@@ -1,10 +1,11 @@
 //! `tidemark import`: loads rows, flags or events from files, or from a running Redis (`redis`),
 //! into a running server.
 //!
-//! The import is an ordinary RESP client with several pipelined connections. It can run on any
-//! machine, and the server logs and replicates its writes like any others. Each line becomes one
-//! command. Each reply is matched to its line number. Errors of the file (not an integer, too few
-//! columns) and of the server (out of memory, unknown field) therefore name a line.
+//! The import is an ordinary RESP client with several pipelined connections. The import can run on
+//! any machine, and the server logs and replicates the import's writes like any other writes. Each
+//! line becomes one command, and each reply is matched to its line number. Errors in the file (not
+//! an integer, too few columns) and errors from the server (out of memory, unknown field) are
+//! therefore reported with a line number.
 //!
 //! - rows `id,like,repost,comment,read` (the header names the fields): `CNT.SET post id like n
 //!   ...`; as JSON `{"id": 17, "like": 5}`
@@ -13,8 +14,8 @@
 //! - events `created_at,post_id,origin_post_id,user_id`: `FEED.ACT repost user origin`; as JSON
 //!   `{"user": 7, "id": 17}`. An event with an empty origin is an original post and is skipped.
 //!
-//! Importing a file is idempotent: rows are set rather than incremented, and a flag or an action
-//! takes effect only once.
+//! Importing a file is idempotent: rows are set rather than incremented, and a repeated flag or
+//! action has no effect.
 
 mod args;
 mod command;

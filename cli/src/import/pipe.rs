@@ -39,7 +39,7 @@ pub(super) struct ReplyCounts {
     pub(super) bad: u64,
 }
 
-/// Kind of a command, for counting executed commands.
+/// Kind of a command. Executed commands are counted per kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommandKind {
     Row,
@@ -64,7 +64,7 @@ impl Executed {
 
 /// A message from the I/O thread to the reading thread.
 pub(super) enum Event {
-    /// An error that concerns one line. Each one is reported.
+    /// An error that concerns only one line. The import reports it and continues.
     Bad { line: u64, reason: String },
     /// An error that would affect all lines.
     Refused { line: u64, reason: String },
@@ -75,11 +75,11 @@ pub(super) enum Event {
 #[derive(Default)]
 struct Chunk {
     bytes: Vec<u8>,
-    /// Line and verb of each command.
+    /// Line and kind of each command.
     lines: Vec<(u64, CommandKind)>,
 }
 
-/// First line of each chunk that is not fully answered, by connection.
+/// First line of each chunk that still has outstanding replies, for one connection.
 type Outstanding = Arc<Mutex<VecDeque<u64>>>;
 
 struct Lane {
@@ -167,7 +167,8 @@ impl Pipe {
         self.events.try_iter()
     }
 
-    /// Returns the line up to which all commands are answered: `last` if nothing is outstanding.
+    /// Returns the number of the line up to which all replies have arrived; `last` if no reply is
+    /// outstanding.
     pub(super) fn answered_through(&self, last: u64) -> u64 {
         let first = |lane: &Lane| lane.outstanding.lock().front().copied();
         self.lanes.iter().filter_map(first).min().map_or(last, |line| line - 1)
@@ -249,8 +250,8 @@ async fn send(
     to_reader: mpsc::Sender<Vec<(u64, CommandKind)>>,
 ) -> io::Result<()> {
     while let Some(chunk) = chunks.recv().await {
-        // Pass the lines to the reader first: replies arrive while the rest of the chunk is being
-        // sent.
+        // Pass the line numbers to the reader first, because replies may arrive while the rest of
+        // the chunk is being sent.
         if to_reader.send(chunk.lines).await.is_err() {
             return Ok(());
         }
@@ -291,8 +292,8 @@ struct Replies {
 }
 
 impl Replies {
-    /// Returns `Err(Some(_))` if the connection fails. Returns `Err(None)` after an error that an
-    /// event has reported.
+    /// Reads replies until all sent chunks are answered. Returns `Err(Some(_))` if the connection
+    /// fails, and `Err(None)` after an error that was already reported as an event.
     async fn read(
         &mut self,
         mut from: ReadHalf<Socket>,
@@ -331,7 +332,7 @@ impl Replies {
         Ok(())
     }
 
-    /// Matches the most frequent replies without decoding them. Returns the length of the reply.
+    /// Recognizes the most frequent replies without decoding them. Returns the length of the reply.
     fn take_usual(&mut self, verb: CommandKind, bytes: &[u8]) -> Option<usize> {
         let (text, count) = match bytes.first()? {
             b'+' => (&b"+OK\r\n"[..], &mut self.tally.done),

@@ -1,5 +1,6 @@
 //! Reads the rows of a counter space from a server, or from all masters of its cluster. A master
-//! lists the rows of its own slots, but may still hold old rows of slots that it has given away.
+//! lists only the rows of its own slots, but may still hold old rows of slots that it has given
+//! away.
 
 use crate::import::redis::source::{BlockingConnection, bytes};
 use crate::import::spaces::{Cluster, ServerBySlot, Spaces, with_server_address};
@@ -22,7 +23,7 @@ pub(crate) struct AllRows {
     cluster: Cluster,
 }
 
-/// Position in the rows of all servers, which are listed one after another.
+/// Position in the listing of rows. The servers are listed one after another.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     server: usize,
@@ -42,7 +43,7 @@ impl Default for Cursor {
 }
 
 impl AllRows {
-    /// Connects to all servers that have rows. Also returns the spaces of the first one.
+    /// Connects to all servers that have rows. Also returns the spaces of the first server.
     pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(AllRows, Spaces)> {
         let (remote, spaces) = Spaces::open(connect)?;
         let servers = match spaces.cluster {
@@ -57,7 +58,8 @@ impl AllRows {
         Ok((AllRows { servers, server_by_slot, fields, connect, cluster }, spaces))
     }
 
-    /// Connects to a master. Fails if it has different counters, because its rows would be misread.
+    /// Connects to a master. Fails if the master has different counters than the first one, because
+    /// its rows would be misread.
     fn open_one(to: ConnectArgs, first: &Spaces) -> io::Result<(ConnectArgs, BlockingConnection)> {
         let open = || {
             let mut remote = BlockingConnection::open(&to)?;
@@ -128,7 +130,7 @@ impl AllRows {
         Ok(rows)
     }
 
-    /// Fails if the number of counters has changed during the listing.
+    /// Fails if the number of counters changed during the listing.
     fn check(&self, space: &str, rows: &[Row]) -> io::Result<()> {
         let Some(fields) = self.fields.get(space) else { return Ok(()) };
         if rows.iter().all(|(_, values)| values.len() == fields.len()) {
@@ -137,7 +139,7 @@ impl AllRows {
         Err(io::Error::other(format!("the counters of '{space}' have changed during the scan")))
     }
 
-    /// Fails if slots have moved to other masters, because the list may lack rows.
+    /// Fails if slots have moved to other masters, because rows may then be missing in the listing.
     pub(crate) fn check_slots(&self) -> io::Result<()> {
         let (_, spaces) = Spaces::open(&self.connect)?;
         match spaces.cluster.is_same(&self.cluster) {

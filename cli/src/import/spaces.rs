@@ -12,7 +12,8 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-/// Spaces, actions and cluster of a server. Parts that the user lacks permission to read are empty.
+/// Spaces, actions and cluster topology of a server. Parts that the user has no permission to read
+/// are empty.
 #[derive(Default)]
 pub(crate) struct Spaces {
     pub(crate) counters: Vec<String>,
@@ -26,7 +27,8 @@ pub(crate) struct Spaces {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Cluster {
-    /// The server is not in a cluster, or the user lacks permission to ask; it has all rows.
+    /// The server has all rows, because it is not part of a cluster. Also used if the user has no
+    /// permission to read the topology.
     #[default]
     Whole,
     /// The cluster has this topology: each master has the rows of its own slots.
@@ -167,7 +169,8 @@ impl Spaces {
         Ok(spaces)
     }
 
-    /// Checks that the server has the space or action that a file needs, with its fields.
+    /// Checks that the server has the space or action that a file needs, and all fields of the
+    /// file.
     pub(super) fn check(&self, shape: &LineShape, args: &ImportArgs) -> Result<(), String> {
         if let LineShape::Rows { fields, .. } = shape
             && let Some(known) = self.fields.get(&args.space)
@@ -228,7 +231,7 @@ mod tests {
             let servers = cluster.servers(&ConnectArgs::default());
             servers.iter().map(|to| to.port).collect::<Vec<_>>()
         };
-        // The reply does not depend on which node is asked.
+        // The result does not depend on the node that sends the reply.
         let all = line(7001, "master", "-", "0-16383");
         let others = line(7002, "slave", "7001", "") + &line(7003, "myself,master", "-", "");
         let one = Cluster::of(&(all.clone() + &others)).unwrap();

@@ -10,11 +10,11 @@ pub(super) const MAX_SHOWN_ERRORS: usize = 5;
 pub struct Summary {
     /// Lines read, without headers and empty lines.
     pub lines: u64,
-    /// Rows set.
+    /// Number of rows that were set.
     pub rows: u64,
-    /// Flags sent.
+    /// Number of flags that were sent.
     pub flags: u64,
-    /// Events sent as actions.
+    /// Number of events that were sent as actions.
     pub events: u64,
     /// Flags and events that changed something.
     pub changed: u64,
@@ -26,7 +26,7 @@ pub struct Summary {
     pub originals: u64,
     /// Rows whose counters are all null, which are skipped.
     pub without_counters: u64,
-    /// Lines that are malformed, or that the server refused.
+    /// Number of lines that were malformed or refused by the server.
     pub bad: u64,
 }
 
@@ -54,7 +54,7 @@ pub enum ImportError {
         /// Cause.
         source: io::Error,
     },
-    /// The connection is lost, or the server refuses every command.
+    /// The connection was lost, or the server refuses every command.
     #[error(
         "{address}: {reason} ({path}: lines up to {acknowledged} were acknowledged; it is safe to \
          import the file again)"
@@ -69,7 +69,7 @@ pub enum ImportError {
         /// Cause.
         reason: String,
     },
-    /// `--strict`, and a line was bad.
+    /// A line was bad, and `--strict` was given.
     #[error("{path}, line {line}: {reason}")]
     Strict {
         /// Path of the file.

@@ -1,6 +1,6 @@
-//! Runs attacks that are typical for network servers against the real binary. Memory must stay
-//! bounded, and the latency of other clients must stay nearly the same. docs/security.md lists the
-//! protection against each attack.
+//! Runs typical attacks on network servers against the real binary. Memory must stay bounded, and
+//! the latency of other clients must stay nearly the same. docs/security.md lists the protection
+//! against each attack.
 
 use harness::number;
 use harness::program::{Program, call, refusal, until};
@@ -52,8 +52,8 @@ impl Victim {
         line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 
-    /// Compares the 99th percentile of a page's latency during `attack` with that of a quiet
-    /// second.
+    /// Compares the 99th percentile of page latency during `attack` with the percentile during a
+    /// quiet second. Panics if the attack slows other clients down too much.
     #[track_caller]
     fn bystander(&self, password: Option<&'static str>, attack: impl FnOnce()) {
         let port = self.program.port;
@@ -91,7 +91,7 @@ impl Victim {
         attack();
         stop.store(true, Relaxed);
         let attacked = attacked.join().unwrap();
-        // The attacker and other tests share the processors.
+        // The bound has a margin, because the attacker and other tests share the processors.
         let bound = quiet * 10 + Duration::from_millis(40);
         assert!(
             attacked < bound,
@@ -146,7 +146,7 @@ fn announced_sizes_of_strangers_cost_nothing() {
             .collect();
         let grown = victim.resident().saturating_sub(before);
         assert!(grown < 200 * MB, "{grown} bytes for {MANY} announcements");
-        // The server must close all of these connections soon.
+        // The server must close all of these connections promptly.
         for (i, mut stream) in strangers.into_iter().enumerate() {
             assert!(is_closed(&mut stream), "{i}");
         }
@@ -154,7 +154,7 @@ fn announced_sizes_of_strangers_cost_nothing() {
     victim.alive(Some("secret"));
 }
 
-/// Attack 32, by clients that have all permissions.
+/// Attack 32 by authenticated clients with all permissions.
 #[test]
 fn announced_sizes_of_clients_cost_nothing() {
     let victim = Victim::start("");
@@ -217,10 +217,10 @@ fn a_client_that_does_not_read_costs_bounded_memory() {
             readers.push(stream);
         }
         let grown = victim.resident().saturating_sub(before);
-        // The limit, and the reply that exceeds it.
+        // Each connection may use the limit plus the one reply that exceeds it.
         assert!(grown < 100 * 5 * MB, "{grown}");
     });
-    // A reply above the limit closes its connection.
+    // The server closes a connection whose reply exceeds the limit.
     let mut greedy = victim.connect();
     let ids = 150_000;
     let head = format!("*{}\r\n$8\r\nFEED.GET\r\n$4\r\nhome\r\n$1\r\n7\r\n", ids + 3);
@@ -232,8 +232,8 @@ fn a_client_that_does_not_read_costs_bounded_memory() {
     victim.alive(None);
 }
 
-/// Attack 34: requests for replies that are much longer than the requests. The server must not
-/// build a reply above the limit, even if it would discard it.
+/// Attack 34: short requests whose replies are very long. The server must not build a reply above
+/// the limit, even if it would discard it.
 #[test]
 fn a_reply_that_is_too_long_is_not_made() {
     let fields: Vec<String> = (0..60).map(|i| format!("field{i}:8")).collect();
@@ -247,8 +247,8 @@ fn a_reply_that_is_too_long_is_not_made() {
     call(&mut client, "HSET 1 field0 1");
     let many = 300_000;
     let before = victim.resident();
-    // A complete reply would take 60 to 200 MB, plus the same amount for its rows. A long array is
-    // built while the client reads it.
+    // A complete reply would use 60 to 200 MB, plus the same amount for its rows. The server builds
+    // a long array incrementally, while the client reads the reply.
     for (head, id, first) in [
         ("MGET", "1", "*300000"),
         ("CNT.GET wide", "1", "*300000"),
@@ -371,9 +371,10 @@ fn endless_senders_do_not_starve_others() {
     victim.alive(None);
 }
 
-/// Attack 37: all commands except those below, with arguments that provoke overflows: zero to seven
-/// arguments, sometimes thousands, and one of them long. `a_reply_that_is_too_long_is_not_made` and
-/// `tests/tests/it/hostile.rs` cover the cost of particular commands.
+/// Attack 37: calls all commands except those below with arguments that provoke overflows: zero to
+/// seven arguments, sometimes thousands, one of which is long.
+/// `a_reply_that_is_too_long_is_not_made` and `tests/tests/it/hostile.rs` cover the cost of
+/// particular commands.
 #[test]
 fn hostile_arguments_are_refused_or_cost_little() {
     let victim = Victim::start("");
@@ -406,14 +407,14 @@ fn hostile_arguments_are_refused_or_cost_little() {
         b"psync",
         b"sync",
         b"replconf",
-        // Turns the connection into a replica link.
+        // This command turns the connection into a replica link.
         b"tm.replicate",
         b"failover",
         b"debug",
-        // These block for the time given in an argument.
+        // These commands block for the time given in an argument.
         b"wait",
         b"waitaof",
-        // These send one reply per channel, but this client expects one per request.
+        // These commands send one reply per channel, but this client expects one reply per request.
         b"unsubscribe",
         b"punsubscribe",
         b"sunsubscribe",
@@ -478,7 +479,7 @@ fn hostile_arguments_are_refused_or_cost_little() {
                 .map(|a| String::from_utf8_lossy(a))
                 .collect::<Vec<_>>()
                 .join(" ");
-            // Sends some requests in a transaction, in which no command may wait.
+            // Send some requests in a transaction, in which no command may block.
             let together = random.u8(..8) == 0;
             let requests: &[&[&[u8]]] =
                 if together { &[&[b"MULTI"], &args, &[b"EXEC"]] } else { &[&args] };
@@ -491,7 +492,7 @@ fn hostile_arguments_are_refused_or_cost_little() {
         }
     });
     let grown = victim.resident().saturating_sub(before);
-    // A space may add tables for scattered ids, up to its own limits.
+    // Scattered ids may make a space add tables, up to the limits of the space.
     assert!(grown < 1500 * MB, "{grown}");
     victim.alive(None);
 }
@@ -529,7 +530,7 @@ fn password_guessing_slows_no_other_client() {
     victim.alive(Some("secret"));
 }
 
-/// Attack 39: the duration of AUTH must not show whether the user exists, or how much of the
+/// Attack 39: the duration of AUTH must not reveal whether the user exists, or how much of the
 /// password is correct.
 #[test]
 fn the_time_of_a_login_tells_nothing() {
@@ -572,8 +573,8 @@ fn seeds_of_filters_are_secret() {
     ));
 }
 
-/// Attack 41: lookups among a million ids with a pattern are as fast as among random ids.
-/// `counter/src/key.rs` covers ids that collide under a known seed.
+/// Attack 41: lookups among a million ids that follow a pattern are as fast as lookups among random
+/// ids. `counter/src/key.rs` covers ids that collide under a known seed.
 #[test]
 fn ids_with_a_pattern_are_found_as_fast_as_others() {
     const ROWS: u64 = 1_000_000;
@@ -599,15 +600,15 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             assert_eq!(reply, OwnedFrame::Array(vec![OwnedFrame::Integer(1); 1000]));
         }
         grown.push((pattern, victim.resident().saturating_sub(before)));
-        // Buckets per lookup in the table with the most rows, after all rewrites. If the writer is
-        // faster than a rewrite, it fills the old table completely.
+        // Wait until all rewrites have ended, because a writer that is faster than a rewrite fills
+        // the old table completely. Then check the number of buckets per lookup in the worst table.
         until(pattern, || {
             let tables = harness::tables(&mut victim.program.connection(), "post");
             let sum = |name| tables.iter().map(|table| number(table, name)).sum::<f64>();
             let most = |name| tables.iter().map(|table| number(table, name)).fold(0.0, f64::max);
             let (mean, p99) = (most("probes_mean"), most("probes_p99"));
             println!("{pattern}: {mean} buckets, 99 % at most {p99}");
-            // All rows except outliers, which are stored outside the tables.
+            // Outliers are stored outside the tables, so `rows` may be slightly below the total.
             sum("rows") >= ROWS as f64 * 0.999
                 && sum("draining_rows") == 0.0
                 // Long probe sequences would make lookups slow.
@@ -619,7 +620,7 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
     assert!(grown.iter().all(|(_, bytes)| *bytes < 200 * MB), "{grown:?}");
 }
 
-/// Attack 40: connections are killed in all states, and the server continues to run.
+/// Attack 40: connections are killed in all states. The server must continue to run.
 #[test]
 fn connections_are_killed_in_any_state() {
     let victim = Victim::start("");
@@ -649,7 +650,7 @@ fn connections_are_killed_in_any_state() {
             })
             .collect();
         // In every second round, the test does not wait until all connections are accepted. CLIENT
-        // KILL then misses some of them.
+        // KILL then misses some of the connections.
         let all_have_come = round % 2 == 0;
         if all_have_come {
             std::thread::sleep(Duration::from_millis(100));

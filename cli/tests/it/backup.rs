@@ -1,4 +1,4 @@
-//! Backups of the real binary: under load, during crashes, snapshots and spills, and on a full
+//! Backups made by the real binary: under load, during crashes, snapshots and spills, and on a full
 //! disk. The tests compare the restored data with the acknowledged writes, row by row.
 //!
 //! `TIDEMARK_RUNS` (default 4; `cargo xtask play backup`) sets the number of runs, `TIDEMARK_SEED`
@@ -15,7 +15,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Starts a server with its data in `data`, backups in `backups`, and additional settings.
+/// Starts a server that stores its data in `data` and its backups in `backups`, with additional
+/// settings.
 fn start(home: &Path, settings: &str) -> Program {
     start_in(home, "data", settings)
 }
@@ -78,20 +79,20 @@ fn backups(home: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Crashes during backups. Every finished backup is complete and has all writes that were
-/// acknowledged before its request.
+/// Crashes during backups. Every finished backup is complete and contains all writes that were
+/// acknowledged before the backup was requested.
 #[test]
 fn backup_has_acknowledged_writes_though_the_server_is_killed() {
     let (rounds, seed) = rounds(4);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
-    // Writes that were acknowledged before the request, by name of the backup.
+    // For each backup, by name: the writes that were acknowledged before it was requested.
     let promised: Mutex<Vec<(String, Likes)>> = Mutex::default();
     let all: Mutex<Likes> = Mutex::default();
     let mut torn = 0;
     for round in 0..rounds {
-        // The rate is low enough for crashes to interrupt some backups.
+        // The rate limit is low enough that crashes interrupt some backups.
         let program = start(home, "rate = 3_000_000\nkeep_log = 3600\n");
         let port = program.port;
         check(port, &all.lock().unwrap());
@@ -102,7 +103,7 @@ fn backup_has_acknowledged_writes_though_the_server_is_killed() {
             for (i, seed) in (0..2).zip(seeds) {
                 let (all, is_over) = (&all, &is_over);
                 s.spawn(move || {
-                    // Writes in short bursts, so that the test soon knows which ones are
+                    // Write in short bursts, so that the test quickly learns which writes are
                     // acknowledged.
                     for burst in 0.. {
                         let first = ((round * 2 + i) * 1_000 + burst) * 100 + 1;
@@ -175,7 +176,8 @@ fn backup_has_acknowledged_writes_though_the_server_is_killed() {
         let to = home.join("restored");
         restored(&backup, &to, &[]);
         let program = start_in(home, "restored", "");
-        // The backup may contain later likes. Their flags and counters must agree as well.
+        // The backup may contain later likes. Flags and counters of these likes must also be
+        // consistent.
         let promises = likes.len();
         likes.extend(
             sent.keys().filter(|l| !likes.contains_key(l)).map(|l| (*l, false)).collect::<Vec<_>>(),
@@ -185,7 +187,7 @@ fn backup_has_acknowledged_writes_though_the_server_is_killed() {
         program.kill();
         std::fs::remove_dir_all(&to).unwrap();
     }
-    // The next backup deletes the files of interrupted ones.
+    // The next backup deletes the files of interrupted backups.
     let program = start(home, "");
     assert_eq!(back_up(&mut program.client(), "last"), "ok");
     assert!(!names(&home.join("backups")).iter().any(|name| name.ends_with(".tmp")));
@@ -219,7 +221,7 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
     let home = folder.path();
     let program = start(home, "keep_log = 3600\n");
     let mut client = program.client();
-    // Positions before and after the backup, and on both sides of a restart and a snapshot.
+    // Positions before and after the backup, and before and after a restart and a snapshot.
     let mut places = Vec::new();
     let mut program = Some(program);
     let mut liked = 0;
@@ -290,13 +292,13 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
     let (fine, said) = restore(&base, &to, &["--until", &(end + 1000).to_string()]);
     assert!(!fine && said.contains("Add more of the log with --log"), "{said}");
     assert!(!to.exists(), "the folder was written before all checksums were verified");
-    // Without the archive, the data folder still has the log.
+    // Without the archive, the log is still in the data folder.
     std::fs::remove_dir_all(home.join("backups/log")).unwrap();
     restored(&base, &to, &["--until", "latest", "--log", home.join("data").to_str().unwrap()]);
     assert_eq!(likes_of(start_in(home, "restored", "").port), liked);
 }
 
-/// Check and restore name any damaged file of a backup. Restore writes nothing in that case.
+/// `check` and `restore` name any damaged file of a backup. In that case `restore` writes nothing.
 #[test]
 fn damage_of_a_backup_is_found_and_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -366,8 +368,8 @@ fn a_full_disk_fails_the_backup_and_nothing_else() {
     disk.make_room();
     assert_eq!(back_up(&mut client, "one"), "ok");
     assert_eq!(info(&mut client, "backup_last_status"), "ok");
-    // The backup is on another file system, so its files are copies. The second backup shares files
-    // with the first one.
+    // The backup is on another file system, so its files are copies rather than hard links. The
+    // second backup shares files with the first one.
     let copied: u64 = status(&mut client, "last_bytes_copied").parse().unwrap();
     let bytes: u64 = status(&mut client, "last_bytes").parse().unwrap();
     assert!(copied > 100_000 && copied + 4096 > bytes, "{copied} of {bytes}");
@@ -382,7 +384,8 @@ fn a_full_disk_fails_the_backup_and_nothing_else() {
     assert_eq!(row, OwnedFrame::BulkString(text(39_999 % 4000)));
 }
 
-/// Snapshots, spills and merges continuously replace files, but the files of a backup remain.
+/// Snapshots, spills and merges continuously replace files of the data folder, but the files of a
+/// backup remain.
 #[test]
 fn backups_beside_snapshots_and_spills_are_whole() {
     let folder = tempfile::tempdir().unwrap();
@@ -462,7 +465,7 @@ fn backups_beside_snapshots_and_spills_are_whole() {
 }
 
 /// A restored server begins a new history. Replicas of the old server discard their data and copy
-/// the data of the restored one.
+/// the data of the restored server.
 #[test]
 fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -495,7 +498,7 @@ fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
     assert_eq!(mine, theirs);
 }
 
-/// Scheduled backups with retention: the newest backups remain, and so do all manual ones.
+/// Scheduled backups with retention: the newest backups remain, and so do all manual backups.
 #[test]
 fn backups_are_made_by_a_timetable_and_old_ones_removed() {
     let folder = tempfile::tempdir().unwrap();
@@ -585,7 +588,7 @@ fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
     assert!(own.is_dir());
 }
 
-/// Restore reports missing parts of the log, and check reports a folder that is not a backup.
+/// `restore` reports missing parts of the log, and `check` reports a folder that is not a backup.
 #[test]
 fn restore_reports_missing_log_and_check_a_foreign_folder() {
     let folder = tempfile::tempdir().unwrap();
@@ -604,7 +607,7 @@ fn restore_reports_missing_log_and_check_a_foreign_folder() {
             &["--until", "latest", "--log", log.to_str().unwrap()],
         )
     };
-    // If `--log` names a folder of backups, restore uses the log archive in it.
+    // If `--log` names a folder of backups, `restore` uses the log archive in that folder.
     assert!(!latest("a", &root).contains("note:"));
     let nothing = home.join("nothing");
     std::fs::create_dir(&nothing).unwrap();

@@ -1,5 +1,6 @@
-//! Crashes of the real binary (SIGKILL) after an ALTER and a spill of rows with the new schema. The
-//! replay begins before the ALTER in the log, while cold files already have the wider schema.
+//! Kills the real binary (SIGKILL) after an ALTER and a spill of rows with the new schema. The
+//! replay begins at a log position before the ALTER, although cold files already have the wider
+//! schema.
 //!
 //! `TIDEMARK_RUNS` (default 3) sets the number of runs, `TIDEMARK_SEED` the seed.
 
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Number of new rows per round.
 const ROWS: u64 = 30_000;
-/// Configured fields. Each round adds another one.
+/// Fields in the configuration. Each round adds another field.
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
 /// Values of each row, in the order in which the fields were created.
@@ -27,8 +28,8 @@ fn start(dir: &Path) -> Program {
     Program::start_with(dir, text)
 }
 
-/// Sets one field of some rows and records the values. Retries rows that were refused for lack of
-/// memory, because a new table may have to wait for a spill.
+/// Sets one field of some rows and records the values. Retries rows that the server refused for
+/// lack of memory, because a new table may have to wait for a spill.
 fn set(client: &mut Client, truth: &mut Truth, field: (usize, &str), rows: &[(u64, i64)]) {
     for rows in rows.chunks(500) {
         let mut left = rows.to_vec();
@@ -86,8 +87,8 @@ fn is_sound(dir: &Path) {
     assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stdout));
 }
 
-/// The server is killed after an ALTER and a spill, before any snapshot. It must start with all
-/// rows. A replica with the same memory limit can also copy them.
+/// The server is killed after an ALTER and a spill, before any snapshot. The server must start with
+/// all rows. A replica with the same memory limit must be able to copy all rows.
 #[test]
 fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     let (rounds, seed) = rounds(3);
@@ -122,7 +123,7 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
         program.kill();
         is_sound(&master);
 
-        // Start a second time, because the first start merged during the replay.
+        // Start a second time, because the first start merged files during the replay.
         let program = start(&master);
         verify(&program, &truth, &fields);
         program.kill();
@@ -135,7 +136,7 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
 
     let program = start(&master);
     let mut client = program.client();
-    // Each row is counted once, whether it is in memory or on disk.
+    // DBSIZE counts each row once, whether the row is in memory or on disk.
     assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
     let copy = start(&replica);
     let words = format!("REPLICAOF 127.0.0.1 {}", program.port);
@@ -147,7 +148,7 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     is_sound(&replica);
     verify(&start(&replica), &truth, &fields);
 
-    // Check also detects a log that ends before the newest change in cold files.
+    // `tidemark check` also detects a log that ends before the newest change in cold files.
     let path = replica.join("data/log-0000000000000001.tlog");
     let whole = std::fs::read(&path).unwrap();
     std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
@@ -156,9 +157,9 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     assert!(program.terminate().success());
 }
 
-/// Each ALTER splits small tables, and each spill empties some. A space with a small limit must
-/// still accept rows. `small_neighbours_become_one_table` in `counter/src/rewrite.rs` covers the
-/// joining of tables.
+/// Each ALTER splits small tables, and each spill empties some tables. A space with a small limit
+/// must still accept rows. `small_neighbours_become_one_table` in `counter/src/rewrite.rs` tests
+/// how small tables are joined.
 #[test]
 fn a_small_space_takes_rows_after_many_alters() {
     let folder = tempfile::tempdir().unwrap();
@@ -198,10 +199,10 @@ fn a_small_space_takes_rows_after_many_alters() {
     assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
 }
 
-/// Random sequences of all changes that affect cold rows. Fields are added, widened and dropped,
-/// rows set and deleted, tables spilled, and snapshots written. The server is killed during a
-/// spill, during a snapshot, or at another time. Every row must have its acknowledged values, and
-/// `tidemark check` must find no damage.
+/// Runs random sequences of all changes that affect cold rows. Fields are added, widened and
+/// dropped, rows set and deleted, tables spilled, and snapshots written. The server is killed
+/// during a spill, during a snapshot, or at another time. Every row must have its acknowledged
+/// values, and `tidemark check` must find no damage.
 #[test]
 fn rows_survive_any_order_of_alters_spills_snapshots_and_kills() {
     let (rounds, seed) = rounds(5);
@@ -228,7 +229,7 @@ fn rows_survive_any_order_of_alters_spills_snapshots_and_kills() {
                     fields.push((made, name));
                     made += 1;
                 }
-                // The view shows the other fields, so they cannot be dropped.
+                // Only added fields can be dropped, because the view uses the configured ones.
                 1 if at >= FIELDS.len() => alter(&format!("DROP {}", fields.remove(at).1)),
                 1 | 2 => alter(&format!("WIDEN {}:64", fields[at].1)),
                 3 => {

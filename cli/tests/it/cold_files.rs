@@ -1,5 +1,5 @@
-//! Opens thousands of cold files. The initial limit of open files is lower, so the server raises
-//! it.
+//! Opens thousands of cold files. The process starts with a lower limit on open files, which the
+//! server must raise.
 
 use harness::program::{FIRST, Program, call, count, text};
 use node::client::Client;
@@ -49,7 +49,8 @@ fn verify(client: &mut Client) {
 
 #[test]
 fn thousands_of_files_are_opened_searched_and_opened_again() {
-    // Uses a memory file system: syncing thousands of files takes minutes and is not under test.
+    // Use a memory file system, because syncing thousands of files would take minutes and is not
+    // under test.
     let memory = Path::new("/dev/shm");
     let folder =
         if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
@@ -77,8 +78,7 @@ fn thousands_of_files_are_opened_searched_and_opened_again() {
         "{descriptors} descriptors of {files} files: the limit of 256 was raised"
     );
     verify(&mut client);
-    // A lookup reads one block, because the indexes in memory contain the file and the block of a
-    // row.
+    // A lookup reads one block, because the in-memory indexes map a row to its file and block.
     let (before, reads) =
         (count(&mut client, "cold_cache_misses"), count(&mut client, "cold_reads"));
     call(&mut client, &format!("CNT.GET post {} {}", id(7), id(PER_TABLE * 900 + 3)));

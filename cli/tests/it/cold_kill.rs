@@ -1,8 +1,8 @@
-//! Crashes of the real binary (SIGKILL) during a spill of flags and during a merge of late flags.
-//! After the restart, every acknowledged pair has its state, and unfinished files are deleted.
+//! Kills the real binary (SIGKILL) during a spill of flags and during a merge of late flags. After
+//! the restart, every acknowledged change of a pair is present, and unfinished files are deleted.
 //!
-//! `TIDEMARK_RUNS` (default 6, half of them in spills; more until both were hit) sets the number of
-//! runs, `TIDEMARK_SEED` the seed.
+//! `TIDEMARK_RUNS` (default 6, half of them in spills) sets the number of runs; further runs follow
+//! until kills have hit both a spill and a merge. `TIDEMARK_SEED` sets the seed.
 
 use harness::program::{Program, count, rounds, text};
 use node::client::Client;
@@ -54,7 +54,7 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
             match client.reply() {
                 Ok(OwnedFrame::Array(done)) => match &done[..] {
                     [OwnedFrame::Integer(_)] => _ = told.insert(pair, Some(set)),
-                    // A refused change leaves the earlier state, which this function does not know.
+                    // A refused change keeps the earlier state, which this function does not know.
                     [OwnedFrame::Error(why)] if why.starts_with("OOM") => {}
                     other => panic!("{other:?}"),
                 },
@@ -66,8 +66,8 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
     told
 }
 
-/// Checks one in `some` pairs, all late pairs, and all pairs with an unknown state. Stores the
-/// states that it reads.
+/// Checks one in `some` pairs, all late pairs, and all pairs with an unknown state. Records the
+/// states that the server returns.
 fn verify(program: &Program, truth: &mut Truth, some: usize) {
     let mut client = program.client();
     let (mut pairs, mut number) = (Vec::new(), 0);

@@ -24,8 +24,8 @@ fn run() -> Vec<String> {
     lines
 }
 
-/// Replaces the variable parts of a line: numbers, the folder name, widths. Retains the rows of the
-/// page, because the generated day is always the same.
+/// Replaces the variable parts of a line: numbers, the folder name, widths. Keeps the rows of the
+/// page unchanged, because the generated day is always the same.
 fn shape(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let is_row = words.first().is_some_and(|word| word.len() == 16 && is_figure(word));
@@ -105,8 +105,8 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
     }
 }
 
-/// Starts a demo. Returns its process, its remaining lines, and the folder that the first line
-/// names.
+/// Starts a demo. Returns the process, the remaining lines of its output, and the folder that the
+/// first line names.
 fn begun(posts: &str) -> (Child, Lines<BufReader<ChildStdout>>, String) {
     let mut demo = Command::new(TIDEMARK)
         .args(["demo", "--posts", posts])

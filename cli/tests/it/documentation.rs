@@ -2,8 +2,8 @@
 //! and folders.
 //!
 //! - `sh` blocks: each line must succeed and print no error.
-//! - `console` blocks: lines after `$ ` run, and must print the lines below them. `...` matches any
-//!   output.
+//! - `console` blocks: lines after `$ ` are run, and must print the lines below them. `...` matches
+//!   any output.
 //! - `python` blocks run with redis-py; `toml` blocks are parsed as a configuration.
 //! - [`NOT_RUN_HERE`] lists lines that do not run in this test, with the reason. Other blocks
 //!   contain no command lines.
@@ -41,7 +41,7 @@ const NOT_RUN_HERE: [(&str, &str); 22] = [
     ("tidemark cluster", "needs a cluster: tests/clients/split.py"),
 ];
 
-/// Beginnings of command lines. A block that does not run must not contain such a line.
+/// Prefixes of command lines. A block that is not run must not contain a line with such a prefix.
 const COMMANDS: [&str; 11] = [
     "$ ",
     "redis-cli",
@@ -114,7 +114,7 @@ impl Ports {
         }
         // Print replies as on a terminal.
         line = line.replace("redis-cli ", "redis-cli --no-raw ");
-        // Replaces in two steps, because a replacement port may contain the digits of another port.
+        // Replace in two steps, because a replacement port may contain the digits of another port.
         for (at, (theirs, _)) in self.0.iter().enumerate() {
             line = line.replace(theirs, &format!("<{at}>"));
         }
@@ -170,7 +170,7 @@ impl Page {
         assert!(ready.status.success(), "{line}: {ready:?}");
     }
 
-    /// Runs a line and returns its output. Repeats the line until INFO shows the text of its
+    /// Runs a line and returns its output. Repeats the line until INFO shows the text in the line's
     /// comment. After SHUTDOWN, waits until the server has exited.
     fn run(&mut self, line: &str, comment: &str) -> String {
         if line.starts_with("tidemark serve") {
@@ -322,7 +322,7 @@ fn pages() -> Vec<PathBuf> {
     found
 }
 
-/// Returns the text of a page, with the file that it includes, like mdBook.
+/// Returns the text of a page. Like mdBook, inserts the file that the page includes.
 fn included(path: &Path) -> String {
     let read = |path: &Path| std::fs::read_to_string(root().join(path)).unwrap();
     let text = read(path);

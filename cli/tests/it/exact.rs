@@ -1,7 +1,7 @@
-//! Exact likes of the real binary. The number of likes per post follows Zipf's law. The test sends
-//! each like twice. When it repeats a like, the first one is already on disk. The server is killed
-//! (SIGKILL) five times. At the end, each counter equals the number of distinct members that were
-//! sent, and SMEMBERS of a post returns exactly these members.
+//! Tests that the real binary counts likes exactly. The number of likes per post follows Zipf's
+//! law. The test sends each like twice. When the test repeats a like, the first like is already on
+//! disk. The server is killed (SIGKILL) five times. At the end, each counter equals the number of
+//! distinct members that were sent, and SMEMBERS of a post returns exactly these members.
 //!
 //! `TIDEMARK_STEPS` sets the number of likes (default 60,000; 100,000,000 before a release),
 //! `TIDEMARK_SEED` the seed.
@@ -79,7 +79,7 @@ impl Lane {
             words.extend(likes.iter().map(|(post, _)| key("", *post)));
             self.client.push(&words.iter().map(String::as_bytes).collect::<Vec<_>>());
         }
-        // An error is ignored: the replies will show that the server was killed.
+        // Ignore an error here, because reading the replies will detect that the server was killed.
         _ = self.client.send();
     }
 
@@ -111,7 +111,7 @@ impl Lane {
         }
     }
 
-    /// Resends batches without replies after a kill.
+    /// After a kill, resends the batches that have no replies.
     fn resume(&mut self, program: &Program, sent: &[Like]) {
         self.client = program.client();
         for batch in self.open.clone() {
@@ -171,7 +171,7 @@ fn integer(frame: &OwnedFrame) -> i64 {
     }
 }
 
-/// Reads the reply to SMEMBERS line by line, because it may have millions of members.
+/// Reads the reply to SMEMBERS line by line, because a post may have millions of members.
 fn members(stream: &mut BufReader<TcpStream>, post: u32) -> Vec<u32> {
     let asked = format!("SMEMBERS {}\r\n", key("liked:", post));
     stream.get_mut().write_all(asked.as_bytes()).unwrap();
@@ -190,8 +190,8 @@ fn members(stream: &mut BufReader<TcpStream>, post: u32) -> Vec<u32> {
     members.collect()
 }
 
-/// Returns posts to list. Half of them are drawn by likes, so that popular posts are included; the
-/// others are evenly spaced.
+/// Returns the posts whose members are listed. Half of them are the posts of evenly chosen likes,
+/// so that popular posts are included; the others are evenly spaced.
 fn some_posts(sent: &[Like], posts: u32) -> BTreeSet<u32> {
     let popular = sent.iter().step_by(sent.len() / (LISTED / 2)).map(|like| like.0);
     let mut some: BTreeSet<u32> = popular.collect();
@@ -205,8 +205,8 @@ fn some_posts(sent: &[Like], posts: u32) -> BTreeSet<u32> {
     some
 }
 
-/// Checks that each counter equals the number of its members, and that the listed members are those
-/// that were sent.
+/// Checks that each counter equals the number of members of its post, and that the listed members
+/// are the members that were sent.
 fn check(program: &Program, sent: &[Like], posts: u32) {
     let mut client = program.client();
     let mut counts = vec![0i64; posts as usize];
@@ -274,8 +274,8 @@ fn every_counter_is_the_number_of_its_members_after_kills() {
     let posts = u32::try_from(wanted / 50).unwrap();
     let members = u32::try_from((wanted / 10).max(5000)).unwrap();
     let batches = wanted.div_ceil(BATCH);
-    // Number of batches between a like and its repetition. The like is on disk by then; a short
-    // test spills for that.
+    // Number of batches between a like and its repetition. By then the like is on disk; a short
+    // test triggers a spill to ensure this.
     let later = (wanted / 20).clamp(BATCH, 4_000_000) / BATCH;
     let is_small = wanted < 20_000_000;
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -355,7 +355,8 @@ fn check_names_a_run_with_a_flipped_byte() {
     likes.iter().for_each(|_| _ = client.reply().unwrap());
     let data = folder.path().join("data");
     let before = names(&data);
-    // The space's only table is the newest one, so the spill only writes the run of the ledger.
+    // The newest table is the only table of the space, so the spill only writes a run of the
+    // ledger.
     assert_eq!(refusal(&call(&mut client, "TM.SPILL liked")), "");
     let is_run = |name: &String| !before.contains(name) && name.ends_with(".tcold");
     let runs: Vec<String> = names(&data).into_iter().filter(is_run).collect();

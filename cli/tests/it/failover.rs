@@ -77,15 +77,15 @@ fn sentinels_of_two_groups_do_not_fence_each_others_master() {
     play("groups.py", &[]);
 }
 
-/// One of four shards is stopped, then killed, and loses its slots.
+/// One of four shards is first stopped, then killed, and finally loses its slots.
 #[test]
 fn any_node_answers_for_all_shards_and_each_like_counts_once() {
     play("pages.py", &["--shards", "4"]);
     play("pages.py", &["--shards", "3"]);
 }
 
-/// `tidemark cluster` splits a shard, and moves another one back and forth, while nodes and
-/// commands are killed.
+/// `tidemark cluster` splits a shard, and moves another shard back and forth, while the test kills
+/// nodes and commands.
 #[test]
 fn a_shard_is_split_and_moved_and_no_slot_has_two_masters() {
     let kills = seeds::rounds(1).to_string();
@@ -93,8 +93,8 @@ fn a_shard_is_split_and_moved_and_no_slot_has_two_masters() {
     play("split.py", &["--kills", &kills, "--fill", &posts]);
 }
 
-/// Three Sentinels choose the masters of three shards. These are killed under load while one
-/// Sentinel is down.
+/// Three Sentinels choose the masters of three shards. The test kills the masters under load while
+/// one Sentinel is down.
 #[test]
 fn sentinels_are_the_source_of_a_topology() {
     let rounds = seeds::rounds(2).to_string();

@@ -3,9 +3,9 @@
 //! errors about a damaged log.
 //!
 //! Fault injection needs strace (`tests/clients/setup` installs it). A read-only disk needs
-//! permission to mount a tmpfs, possibly in a new namespace. If one is missing, a test prints a
-//! warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set. `TIDEMARK_SEED` selects the
-//! number of the first failing sync.
+//! permission to mount a tmpfs, possibly in a new namespace. If a prerequisite is missing, a test
+//! prints a warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set. `TIDEMARK_SEED`
+//! selects the number of the first failing sync.
 
 use harness::program::{
     FIRST, Likes, Program, SmallDisk, acknowledged, assert_likes_are_refused, call, cannot, check,
@@ -18,7 +18,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Starts the server with a failing system call, counted per thread.
+/// Starts the server with a system call that fails at the calls selected by `when`, counted per
+/// thread.
 fn with_failing(call: &str, error: &str, when: &str, dir: &Path, fsync: &str) -> Option<Program> {
     with(call, &format!("error={error}:when={when}"), dir, fsync)
 }
@@ -27,8 +28,8 @@ fn with(call: &str, how: &str, dir: &Path, fsync: &str) -> Option<Program> {
     Some(try_with(call, how, dir, fsync)?.unwrap_or_else(|said| panic!("{said:#?}")))
 }
 
-/// Starts the server with a modified system call. If it exits before it is ready, the error is its
-/// output.
+/// Starts the server with a modified system call. If the server exits before it is ready, returns
+/// its output as the error.
 fn try_with(
     call: &str,
     how: &str,
@@ -95,8 +96,8 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
     let seed = seeds::given("TIDEMARK_SEED").unwrap_or(1);
     eprintln!("TIDEMARK_SEED={seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
-    // The thread that starts the server makes fewer such calls, so the first failure is in the
-    // commit thread.
+    // The thread that starts the server makes fewer such calls, so the first call that fails is in
+    // the commit thread.
     for (system_call, error, lasts) in [
         ("fdatasync", "EIO", Some(0)),
         ("fdatasync", "EIO", Some(12)),
@@ -115,15 +116,15 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
         let Some(program) = with_failing(system_call, error, &when, folder.path(), "always") else {
             return;
         };
-        // On a busy machine, seconds may pass until the failing call.
+        // On a busy machine, the call that fails may come only after several seconds.
         let at_most = Duration::from_secs(if lasts == Some(0) { 3 } else { 15 });
         let (mut likes, refused) = like_from_two(program.port, 10, at_most);
         eprintln!("{what}: {} acknowledged, {refused} refused", acknowledged(&likes));
         check(program.port, &likes);
         let mut client = program.client();
         match lasts {
-            // A new segment stores the data that the failed one may have lost, without an error for
-            // clients.
+            // A new segment stores the data that the failed segment may have lost, without an error
+            // for clients.
             Some(0) => assert_eq!(refused, 0, "{what}"),
             Some(_) => assert!(refused >= 1, "{what}"),
             None => {
@@ -146,9 +147,9 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
     }
 }
 
-/// The replies to a write whose sync fails are replaced by errors. This would drop an invalidation
-/// among them, although the data in memory has changed. The server therefore tells the client to
-/// invalidate everything.
+/// If the sync of a write fails, the server replaces the pending replies by errors. This would drop
+/// invalidation messages among these replies, although the data in memory has changed. The server
+/// therefore sends the client an invalidation of all keys.
 #[test]
 fn a_client_that_tracks_loses_no_invalidation_to_a_failing_disk() {
     let folder = tempfile::tempdir().unwrap();
@@ -209,8 +210,8 @@ fn killed_at_any_step_it_loses_nothing_acknowledged() {
                 let Ok(mut client) = Client::connect(("127.0.0.1", program.port)) else {
                     return false;
                 };
-                // Each start adds other likes, so that each snapshot has something to write and a
-                // file to remove.
+                // Each start adds new likes, so that each snapshot has data to write and a file to
+                // remove.
                 for member in 0..12 {
                     let (post, member) =
                         (FIRST + member % 5 * 4096, 1000 * likes.len() as u64 + member);
@@ -300,7 +301,8 @@ fn a_slow_fsync_delays_only_replies_that_need_it() {
                 }
                 pages
             });
-            // One like after another, concurrent likes, and likes that are already in progress.
+            // Measure sequential likes, concurrent likes, and repetitions of likes that are still
+            // being synced.
             let one = |member: u64| took(&format!("FEED.ACT like {member} {FIRST}"));
             let mut likes: Vec<Duration> = (1..4).map(one).collect();
             let some: Vec<_> = [11, 12, 12, 13].map(|member| s.spawn(move || one(member))).into();
@@ -327,7 +329,7 @@ fn a_slow_fsync_delays_only_replies_that_need_it() {
     }
 }
 
-/// The log output goes to a pipe without a reader.
+/// The server's log output goes to a pipe without a reader.
 #[test]
 fn a_server_that_cannot_write_its_log_lines_goes_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -384,9 +386,9 @@ fn a_server_that_loads_is_stopped_at_once() {
     check(Program::start(folder.path(), "always").port, &likes);
 }
 
-/// Nodes that start at the same time: a master asks the others before it accepts writes, and a
-/// loading node replies from the beginning. A change of its topology waits until the node has
-/// loaded its data.
+/// Nodes that start at the same time: a master queries the other nodes before it accepts writes,
+/// and a node that is still loading already replies to such queries. A topology change waits until
+/// the node has loaded its data.
 #[test]
 fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -416,7 +418,7 @@ fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
         let mut client = node.client();
         assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODEID", &ids[at]]), ok);
         assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODES", &now, "3"]), ok);
-        // Ids of posts in both shards.
+        // Send likes for posts of both shards.
         for id in 1000..1040 {
             ask(&mut client, &["FEED.ACT", "like", "7", &id.to_string()]);
         }
@@ -491,8 +493,8 @@ fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     check(Program::start(folder.path(), "always").port, &likes);
 }
 
-/// `tidemark check` on the folder of a server that publishes new manifests and deletes the files of
-/// old ones.
+/// Runs `tidemark check` on the folder of a server that publishes new manifests and deletes the
+/// files of old manifests.
 #[test]
 fn a_folder_in_use_is_not_called_damaged() {
     let folder = tempfile::tempdir().unwrap();
@@ -528,12 +530,12 @@ fn a_folder_in_use_is_not_called_damaged() {
 fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     const SYNC: Duration = Duration::from_secs(6);
     let folder = tempfile::tempdir().unwrap();
-    // The calls are counted per thread; the first slow one is in the commit thread.
+    // The calls are counted per thread; the first slow call is in the commit thread.
     let slow = format!("delay_enter={}:when=20+", SYNC.as_micros());
     let Some(program) = with("fdatasync", &slow, folder.path(), "everysec") else { return };
     let mut client = program.client();
     let like = format!("HINCRBY post:{FIRST} like 1");
-    // Each WAITAOF forces a sync, until one of them times out.
+    // Each WAITAOF forces a sync. Repeat until one of them times out.
     let mut acknowledged = 0;
     loop {
         assert_eq!(refusal(&call(&mut client, &like)), "");
@@ -612,7 +614,7 @@ fn what_others_are_shown_is_durable() {
     };
     let same =
         [&reads(FIRST)[..], &["SCAN 0", "DBSIZE", "KEYS post:*"].map(str::to_owned)].concat();
-    // Sends the command in a transaction or alone.
+    // Send the command in a transaction, or alone.
     let ask = |words: &str| {
         let mut client = program.client();
         if words.ends_with("4 5") {
@@ -623,7 +625,7 @@ fn what_others_are_shown_is_durable() {
         call(&mut client, words)
     };
     let (mut kept_back, mut quick) = (0, 0);
-    // Changes: a like, a change without a flag, and changes that create and delete rows.
+    // The changes are a like, a change without a flag, and changes that create and delete rows.
     for change in [
         format!("FEED.ACT like 2 {FIRST}"),
         format!("CNT.INCRBY post {FIRST} like 5"),
@@ -637,7 +639,7 @@ fn what_others_are_shown_is_durable() {
         std::thread::scope(|s| {
             let change = &change;
             let writer = s.spawn(move || ask(change));
-            // The sync has begun by now, unless the machine is too busy.
+            // By now the sync has begun, unless the machine is too busy.
             std::thread::sleep(SYNC / 4);
             let others: Vec<_> =
                 reads(OTHER).into_iter().map(|words| s.spawn(move || ask(&words))).collect();
@@ -725,7 +727,7 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     let name = names(folder.path()).into_iter().find(|n| n.starts_with("log-")).unwrap();
     let path = folder.path().join(&name);
     let mut bytes = std::fs::read(&path).unwrap();
-    // Damage the log among the likes: the catalogue's batch before them is long.
+    // Damage the log within the likes, which follow the long batch of the catalogue.
     let at = bytes.len() - bytes.len() / 8;
     bytes[at] ^= 0x10;
     std::fs::write(&path, &bytes).unwrap();
@@ -748,8 +750,8 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     assert_eq!(std::fs::read(&path).unwrap(), bytes, "the file was changed");
 }
 
-/// A node must not misread the address of its master, because it would replace its data by that of
-/// another node.
+/// A node must not misread the address of its master. Otherwise it would replace its data by the
+/// data of another node.
 #[test]
 fn a_damaged_role_is_refused_by_name_and_explained() {
     let folder = tempfile::tempdir().unwrap();
@@ -774,8 +776,8 @@ fn a_damaged_role_is_refused_by_name_and_explained() {
     assert!(Program::start_as(&[], folder.path(), &[]).is_ok());
 }
 
-/// With `always`, a replica receives only synced data. Otherwise it could take over with data that
-/// the master has lost since.
+/// With `always`, a replica receives only synced data. Otherwise the replica could take over with
+/// data that the master has lost in the meantime.
 #[test]
 fn a_replica_gets_nothing_that_its_master_may_lose() {
     const SYNC: Duration = Duration::from_millis(400);

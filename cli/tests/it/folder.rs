@@ -2,7 +2,7 @@
 //! folders of earlier releases.
 //!
 //! `TIDEMARK_WRITE_FIXTURES=1 cargo test -p tidemark --test it folder::` writes the folder of the
-//! current version. Use it only to add a version in a new folder.
+//! current version. Use this command only to add a new version, in a new folder.
 
 use dataset::log_records::{RecordKind, RowsWriter};
 use harness::program::{FIRST, Program, call, count, refusal, text, tidemark, until};
@@ -158,7 +158,7 @@ fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
         })
         .unwrap();
     let program = Program { child, port };
-    // While the server loads, its errors state the reason.
+    // While the server loads its data, its errors state the reason.
     let mut client = program.client();
     let (mut told, mut asked) = (0, 0);
     loop {
@@ -229,8 +229,8 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     assert_eq!(snapshots(folder.path()), [] as [&str; 0], "10 kB are too little");
     like(&mut client, 1000..40_000);
     until("the log is large enough", || !snapshots(folder.path()).is_empty());
-    // That snapshot may have begun before the last like. The next start would then write the rest
-    // of the log to another snapshot.
+    // That snapshot may have begun before the last like. The next start would then write the
+    // remaining log to another snapshot.
     until("the snapshot is saved", || refusal(&call(&mut client, "SAVE")).is_empty());
     assert!(program.terminate().success());
 
@@ -250,7 +250,7 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     );
 }
 
-/// Posts in several tables of rows and pairs, with a first and a changed state.
+/// Posts in several tables of rows and pairs, with an initial and a changed state.
 struct Tables {
     ids: Vec<u64>,
 }
@@ -298,7 +298,7 @@ impl Tables {
     }
 }
 
-/// The data folder takes precedence over the configuration, also on a replica.
+/// The data folder takes precedence over the configuration, on a master and on a replica.
 #[test]
 fn a_folder_with_a_space_that_the_configuration_lacks_starts() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -351,7 +351,8 @@ fn fine(client: &mut Client) {
     (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
 }
 
-/// Takes two snapshots without changes between them. The second one reuses the files of the first.
+/// Takes two snapshots without changes between them. The second snapshot reuses the files of the
+/// first.
 fn save_twice(client: &mut Client, dir: &Path) {
     assert_eq!(refusal(&call(client, "SAVE")), "");
     let first = snapshots(dir);
@@ -361,7 +362,7 @@ fn save_twice(client: &mut Client, dir: &Path) {
 }
 
 /// The next snapshot must contain the changes that this process has only read from the log, because
-/// it deletes that log.
+/// the snapshot lets the server delete that log.
 #[test]
 fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     let folder = tempfile::tempdir().unwrap();
@@ -378,7 +379,7 @@ fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     tables.check(&mut start(folder.path(), config.path()).client());
 }
 
-/// A snapshot contains the changes that a replica has received since its last own snapshot.
+/// A replica's snapshot contains the changes that the replica has received since its last snapshot.
 #[test]
 fn what_a_replica_is_told_is_in_its_next_snapshot() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -389,7 +390,7 @@ fn what_a_replica_is_told_is_in_its_next_snapshot() {
         refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port))),
         ""
     );
-    // The replica closes client connections once, namely when it replaces its data by the master's.
+    // The replica closes client connections once, when it replaces its data by the master's data.
     let offset = |program: &Program, key: &str| -> Option<u64> {
         let mut client = Client::connect(("127.0.0.1", program.port)).ok()?;
         let OwnedFrame::BulkString(all) = client.call(&[b"INFO", b"replication"]).ok()? else {
@@ -428,12 +429,13 @@ fn requested_snapshots_run_one_at_a_time_and_set_lastsave() {
     call(&mut client, &format!("CNT.SET post {FIRST} like 1"));
     assert_eq!(last(&mut client), at_start);
     assert_eq!(snapshots(folder.path()), [] as [&str; 0]);
-    // SAVE replies once the files exist.
+    // SAVE does not reply until the files exist.
     assert_eq!(call(&mut client, "SAVE"), OwnedFrame::SimpleString(b"OK".to_vec()));
     let first = snapshots(folder.path());
     assert!(!first.is_empty());
     assert!(last(&mut client) > at_start);
-    // Sends two requests in one batch, so the first snapshot is still running at the second.
+    // Send two requests in one batch, so that the first snapshot is still running when the server
+    // reads the second request.
     client.push(&[b"BGSAVE"]);
     client.push(&[b"BGSAVE"]);
     let replies = [client.reply().unwrap(), client.reply().unwrap()];
@@ -450,7 +452,7 @@ fn values(texts: &[&str]) -> OwnedFrame {
     OwnedFrame::Array(texts.iter().map(value).collect())
 }
 
-/// Small tables keep the folder small.
+/// Configuration of the version 4 folder. Small tables keep the folder small.
 const V4_CONFIG: &str = r#"[durability]
 snapshot_log = 0
 snapshot_every = 0
@@ -494,7 +496,7 @@ fn write_v4(program: &Program) {
     done("TM.SPILL post 1");
     done(&format!("CNT.SET post {} comment -7 repost 9223372036854775807", FIRST + 4096));
     done(&format!("CNT.DEL post {}", FIRST + 2 * 4096));
-    // An id far ahead of all others, at the end of the id range.
+    // An id far above all others, at the end of the id range.
     done("CNT.SET post 18446744073709551615 like 3");
     done("PH.ADD liked 9 18446744073709551615");
     for i in 0..300 {
@@ -560,8 +562,8 @@ fn check_v4(program: &Program, when: &str) {
     }
 }
 
-/// Complements the store's fixtures, which cover the framing of files: this one covers their
-/// contents.
+/// Complements the fixtures of the store crate. Those cover the framing of files; this fixture
+/// covers the contents.
 #[test]
 fn a_folder_of_version_4_opens() {
     let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v4");

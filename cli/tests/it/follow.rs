@@ -1,7 +1,7 @@
-//! Crashes of the real binary (SIGKILL) while eight clients make a few users follow and unfollow
-//! each other. A follow changes a flag, one user's count of followers and the other user's count of
-//! followings: three values under two stripes. After each start, the three values agree exactly,
-//! and acknowledged changes are present.
+//! Kills the real binary (SIGKILL) while eight clients make a few users follow and unfollow each
+//! other. A follow changes three values under two stripes: a flag, one user's number of followers,
+//! and the number of users that the other user follows. After each start, the three values are
+//! consistent, and acknowledged changes are present.
 //!
 //! `TIDEMARK_RUNS` (default 10; 200 before a release) sets the number of runs, `TIDEMARK_SEED` the
 //! seed.
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 const CLIENTS: u64 = 8;
-/// Number of requests, by all clients together, before a kill.
+/// Number of requests from all clients before a kill.
 const ACTS: std::ops::Range<u64> = 50..1000;
 /// Users that all clients change.
 const SHARED: std::ops::Range<u64> = 1000..1006;
@@ -36,7 +36,7 @@ fn act(port: u16, number: u64, seed: u64, own: &mut Own, answered: &AtomicU64) {
     loop {
         let is_own = rng.bool();
         let who = if is_own { OWN + number } else { rng.u64(SHARED) };
-        // Sometimes follows two users at once, or itself.
+        // Sometimes a user follows two users at once, or follows itself.
         let mut whom = vec![rng.u64(SHARED)];
         if rng.u8(0..4) == 0 {
             whom.push(rng.u64(SHARED));
@@ -99,7 +99,7 @@ fn flags_followers_and_followings_agree_after_kills() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = start(folder.path());
     for words in [
-        // A low rate, so that no pair is a false positive.
+        // The false-positive rate is so low that no pair is a false positive.
         "TM.SPACE CREATE follows EXISTENCE pairs follows:{id} false_positive_rate 0.0000001",
         "TM.ACTION CREATE follow flag follows counter user.follower member_counters user.following",
     ] {

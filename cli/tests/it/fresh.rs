@@ -1,7 +1,7 @@
-//! A new server on which only the memory is configured. It spills posts and likes that exceed the
-//! memory and refuses none of them, although it is killed (SIGKILL) during spills and merges. At
-//! the end, every row and every flag is correct, before and after another restart, and no process
-//! has exceeded its memory.
+//! Tests a new server on which only the memory is configured. The server spills posts and likes
+//! that exceed the memory and refuses none of them, although the test kills it (SIGKILL) during
+//! spills and merges. At the end, every row and every flag is correct, before and after another
+//! restart, and the server has never exceeded its memory.
 //!
 //! `TIDEMARK_STEPS` sets the number of posts and of likes (default 1,000,000 with 48 MiB;
 //! 400,000,000 with 2 GiB before a release).
@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 const BLOCK: u64 = 1000;
 const LOADERS: u64 = 2;
 const KILLS: u64 = 3;
-/// Maximum ratio of process memory to configured memory. A process may always use `PROGRAM_BYTES`
-/// more than configured.
+/// Maximum ratio of process memory to configured memory. In addition, a process may use
+/// `PROGRAM_BYTES` more than configured.
 const MAX_MEMORY_RATIO: f64 = 1.05;
 const PROGRAM_BYTES: u64 = 40 << 20;
-/// Divisor: 1/10 of the posts get a comment after all posts are loaded.
+/// One in this many posts gets a comment after all posts are loaded.
 const COMMENTED: u64 = 10;
 
 fn mix(x: u64) -> u64 {
@@ -32,8 +32,8 @@ fn mix(x: u64) -> u64 {
 }
 
 /// Number of blocks between two syncs. After a kill the client resends them, so the server must
-/// still have their tokens. It stores a million tokens, or as many as fit into an eighth of its
-/// memory at 80 bytes each. A block has one token for each of two counters of a post.
+/// still have their tokens. The server stores a million tokens, or as many as fit into an eighth of
+/// its memory at 80 bytes each. A block uses two tokens per post, one for each of two counters.
 fn stretch(memory_bytes: u64) -> u64 {
     let tokens = (memory_bytes / 8 / 80).min(1_000_000);
     (tokens / 2 / (2 * BLOCK)).max(1)
@@ -56,7 +56,7 @@ fn posts(block: u64) -> Range<u64> {
     block * BLOCK..(block + 1) * BLOCK
 }
 
-/// The words of a request, in one allocation.
+/// The arguments of a request, in one allocation.
 #[derive(Default)]
 struct Words {
     text: Vec<u8>,
@@ -84,7 +84,8 @@ impl Words {
     }
 }
 
-/// Sends the counters of a block, with tokens that make repetitions harmless, and its likes.
+/// Sends the counters and likes of a block. The counters have tokens, which make repetitions
+/// harmless.
 fn push_block(client: &mut Client, block: u64) {
     let mut counters = Words::new(&["CNT.MINCRBY", "post"]);
     for post in posts(block) {
@@ -293,8 +294,8 @@ fn flags(client: &mut Client, block: u64, member: u64) -> u64 {
 fn a_fresh_server_takes_more_than_its_memory_holds() {
     let all = seeds::given("TIDEMARK_STEPS").unwrap_or(1_000_000);
     let blocks = all / BLOCK;
-    // The same memory per post as 2 GiB for 400,000,000 posts, and at least 48 MiB for the process
-    // itself.
+    // Use the same memory per post as 2 GiB for 400,000,000 posts, but at least 48 MiB for the
+    // process itself.
     let memory_bytes = ((all as f64 * 5.37) as u64).max(48 << 20);
     let mut fresh = Fresh::start(memory_bytes);
     let began = Instant::now();
@@ -327,7 +328,7 @@ fn a_fresh_server_takes_more_than_its_memory_holds() {
     assert!(fresh.worst <= MAX_MEMORY_RATIO.max(program), "{:.3} of its memory", fresh.worst);
 }
 
-/// Several connections write rows faster than the server spills them, so memory is short from the
+/// Several connections write rows faster than the server spills them, so memory is scarce from the
 /// beginning. All writes wait, and the server refuses none.
 #[test]
 fn writers_that_are_faster_than_the_disk_wait() {

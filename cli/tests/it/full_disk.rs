@@ -1,8 +1,9 @@
 //! The real binary on a full disk: which requests it refuses, which data it retains, and how it
 //! recovers.
 //!
-//! A small tmpfs needs permission to mount it, as root or in a new namespace (`SmallDisk`). Without
-//! it, a test prints a warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set.
+//! The tests mount a small tmpfs, which needs root or a new namespace (`SmallDisk`). Without
+//! permission to mount, a test prints a warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is
+//! set.
 
 use harness::in_process::listener;
 use harness::program::{
@@ -86,8 +87,8 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         );
         assert!(!import.status.success() && words.contains("MISCONF"), "{words}");
 
-        // A refused write may have been logged, and acknowledged writes are logged. Kill and
-        // restart on the full disk.
+        // Kill and restart on the full disk. The log contains all acknowledged writes, and may
+        // contain refused writes.
         program.kill();
         let program = start();
         let mut client = program.client();
@@ -118,7 +119,8 @@ fn says_why_and_not_where(admin: SocketAddr, folder: &Path) {
     }
 }
 
-/// Every reply reports the failure, and the server makes no change that the log cannot hold.
+/// Every reply reports the failure, and the server applies no change that does not fit into the
+/// log.
 #[test]
 fn a_start_without_room_refuses_writes_from_the_first_one_on() {
     for fsync in ["always", "everysec"] {
@@ -166,7 +168,8 @@ fn rows(client: &mut Client, from: u64, to: u64) -> bool {
     true
 }
 
-/// The server deletes log that it retains for returning replicas when new writes need the space.
+/// When new writes need the space, the server deletes log segments that it retains for returning
+/// replicas.
 #[test]
 fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -205,8 +208,8 @@ fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     }
 }
 
-/// A scheduled snapshot leaves the last free space to the log, and the server does not retry it
-/// continuously.
+/// A scheduled snapshot leaves the last free space to the log. After a failure, the server does not
+/// retry the snapshot continuously.
 #[test]
 fn snapshots_that_fail_do_not_take_the_log_with_them() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -242,21 +245,22 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
         write(&mut client);
         failed() > 0
     });
-    // Without a pause between attempts, dozens would run in this time.
+    // Without a pause between attempts, the server would start dozens of snapshots in this time.
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(4) {
         write(&mut client);
     }
     assert!(failed() <= 2, "{} failed", failed());
-    // A snapshot reserves space before it writes. Without this limit it would use all free space.
+    // A snapshot reserves space before it writes. Without the reservation, the snapshot would use
+    // all free space.
     assert!(least > 4 << 20, "{least} bytes were free");
     assert_eq!(refusal(&call(&mut client, "PING")), "");
-    // A snapshot on request may use all free space.
+    // A snapshot that a client requests may use all free space.
     assert_eq!(refusal(&call(&mut client, "SAVE")), "");
 }
 
-/// As in Redis, stopping a server whose log fails loses acknowledged writes, so the operator must
-/// repeat the command.
+/// As in Redis, stopping a server that cannot write its log loses acknowledged writes, so the
+/// operator must repeat the command.
 #[test]
 fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -323,7 +327,7 @@ fn refused_stop_signal_takes_effect_once_disk_has_room() {
 }
 
 /// With `always`, no acknowledged write can be lost, so the server stops. While the disk is full,
-/// it logs the failure once rather than at each attempt.
+/// the server logs the failure once rather than at each attempt.
 #[test]
 fn server_without_unsynced_writes_stops_on_full_disk() {
     let Some(disk) = SmallDisk::mount(96) else {

@@ -1,5 +1,5 @@
-//! FAILOVER, and crashes of both nodes during it. During the exchange of roles, two nodes are
-//! briefly replicas of each other. One of them must become the master again, with all data.
+//! Tests FAILOVER, and crashes of both nodes during a FAILOVER. While the nodes switch roles, both
+//! are briefly replicas of each other. One of the two must become the master, with all data.
 
 use harness::program::{FIRST, Program, call, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -44,8 +44,8 @@ fn is_asked_when_stopped(old: &Program, new: &Program) -> bool {
     true
 }
 
-/// Kills a master, and the replica that is to take over before it has read the request. Returns the
-/// ports of both.
+/// Kills a master and the replica that should take over, before the replica has read the request.
+/// Returns the ports of both.
 fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     let [mut old, mut new] = [start(&folders[0], None), start(&folders[1], None)];
     assert_ok(&old, &like());
@@ -53,8 +53,9 @@ fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     until("the replica has all data", || {
         likes(&new) == OwnedFrame::BulkString(text(1)) && old.info("slave0").contains("lag_bytes=0")
     });
-    // One second after the last write, the master seals the log with a batch that the replica must
-    // have. If the replica was stopped before it received the seal, let it continue.
+    // One second after the last write, the master seals the log with a batch. The replica needs
+    // this batch before it can take over. If the replica was stopped before it received the seal,
+    // let it continue.
     while !is_asked_when_stopped(&old, &new) {
         assert_ok(&old, "FAILOVER ABORT");
         kill_process(Pid::from_child(&new.child), Signal::CONT).unwrap();
@@ -112,7 +113,7 @@ fn a_handover_that_was_killed_goes_on() {
         (old.info("repl_full_syncs"), new.info("repl_full_syncs")),
         ("0".into(), "0".into())
     );
-    // The hand-over is complete, so the next start does not request it again.
+    // The hand-over is complete, so the old master does not request it again at the next start.
     old.kill();
     let old = start(&folders[0], Some(ports[0]));
     assert_eq!(old.info("master_failover_state"), "no-failover");

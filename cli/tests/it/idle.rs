@@ -1,5 +1,5 @@
-//! Counts the wake-ups of an idle server's threads. The count does not depend on the speed of the
-//! machine.
+//! Counts the wake-ups of an idle server's threads. Unlike CPU time, the count does not depend on
+//! the speed of the machine.
 
 use harness::program::{FIRST, Program, call};
 use redis_protocol::resp2::types::OwnedFrame;

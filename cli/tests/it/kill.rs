@@ -1,6 +1,6 @@
-//! Crashes of the real binary (SIGKILL) under load, with snapshots between them. With
-//! `--fsync always`, every acknowledged like is present after the restart. Flags and counters
-//! always agree.
+//! Kills the real binary (SIGKILL) repeatedly under load, with snapshots between the kills. With
+//! `--fsync always`, every acknowledged like is present after the restart. Flags and counters are
+//! always consistent.
 //!
 //! `TIDEMARK_RUNS` (default 8; 200 before a release) sets the number of runs, `TIDEMARK_SEED` the
 //! seed.
@@ -12,8 +12,8 @@ use node::client::Client;
 use std::process::Command;
 use std::time::Duration;
 
-/// Number of rounds that like the same posts. Each round checks the newest group of posts and one
-/// random group, so that every round costs the same.
+/// Number of rounds that like the same group of posts. Each round checks the newest group and one
+/// random group, so that all rounds take equally long.
 const ROUNDS_PER_ERA: u64 = 10;
 
 #[test]
@@ -95,7 +95,8 @@ fn a_clean_end_loses_nothing_whatever_the_policy() {
         let again = Program::start(folder.path(), fsync);
         let all = (0..500).map(|member| ((FIRST, member), true)).collect();
         check(again.port, &all);
-        // A second server on the folder is refused, and the first one continues to run.
+        // A second server refuses to start on the same folder, and the first server continues to
+        // run.
         let second = Command::new(harness::program())
             .args(["serve", "--port", "0", "--dir"])
             .arg(folder.path())

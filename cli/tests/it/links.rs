@@ -1,7 +1,7 @@
-//! Faulty links between a master and its replicas under load. This test runs the script
+//! Tests faulty links between a master and its replicas under load. The test runs the script
 //! `tests/clients/links.py` with the real binary.
 //!
-//! `cargo xtask play links --seconds 300` runs it for five minutes.
+//! `cargo xtask play links --seconds 300` runs the test for five minutes.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Memory of the process after a burst of clients of all kinds, compared with INFO. After a quiet
-//! minute, INFO must account for all but 30 MB of it.
+//! Compares the memory of the process with INFO after a burst of clients of all kinds. After a
+//! quiet minute, INFO must account for all but 30 MB of the resident memory.
 
 use harness::program::{FIRST, Program, count, refusal};
 use node::client::Client;
@@ -30,7 +30,7 @@ fn take(client: &mut Client) {
     }
 }
 
-/// Returns the resident memory without file mappings, which processes share.
+/// Returns the resident memory, excluding file mappings, which other processes may share.
 fn resident(program: &Program) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", program.child.id())).unwrap();
     let kilobytes = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

@@ -1,5 +1,5 @@
-//! Role changes by an operator or by Sentinel are on disk before the reply, as strace of the real
-//! binary shows.
+//! Checks with strace that the real binary writes a role change to disk before it replies to an
+//! operator or to Sentinel.
 
 use harness::program::{FIRST, Program, SmallDisk, call, cannot, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -65,7 +65,7 @@ fn an_order_is_on_the_disk_before_it_is_answered() {
         assert_eq!(refusal(&call(&mut client, "CONFIG SET slowlog-max-len 7")), "");
         let before = std::fs::read(&trace).unwrap().len();
         assert_eq!(refusal(&call(&mut client, words)), "", "{words}");
-        // After a further reply, the trace contains all earlier calls.
+        // When one more reply has arrived, the trace contains all earlier calls.
         assert_eq!(refusal(&call(&mut client, "CONFIG SET slowlog-max-len 8")), "");
         let trace = std::fs::read(&trace).unwrap();
         let trace = String::from_utf8_lossy(&trace[before..]);
@@ -80,7 +80,8 @@ fn an_order_that_is_not_on_the_disk_is_answered_with_an_error() {
     let own = tempfile::tempdir().unwrap();
     let (data, config) = (folder.path().join("data"), own.path().join("tidemark.toml"));
     std::fs::write(&config, "[server]\nworkers = 1\n").unwrap();
-    // The calls fail for the folder of the file only, because the file itself has another path.
+    // The calls fail only for the folder that contains the file, because strace matches the path of
+    // the folder.
     let fails = [
         "-o",
         "/dev/null",
@@ -184,7 +185,7 @@ fn only_the_client_of_an_order_waits_for_its_disk() {
             "{sent}: others were answered {times} times while the disk was written"
         );
     };
-    // The transaction in the form that Sentinel sends.
+    // The transaction as Sentinel sends it.
     let sentinel = |order: &str| {
         let order = format!("SLAVEOF {order}\r\nCONFIG REWRITE\r\nCLIENT KILL TYPE pubsub\r\n");
         format!("MULTI\r\n{order}EXEC\r\nECHO done\r\n")
@@ -207,8 +208,8 @@ fn only_the_client_of_an_order_waits_for_its_disk() {
     goes_on("TM.REPLICATE 3\r\n", "+OK", &|| role().contains("replicated yes"));
 }
 
-/// Sentinel's transaction receives its replies in order, as with Redis, even if a command in it
-/// waits. No reply is lost or duplicated.
+/// Sentinel receives the replies to its transaction in order, as from Redis, even if a command in
+/// the transaction waits. No reply is lost or duplicated.
 #[test]
 fn transaction_waiting_for_disk_gets_replies_in_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -381,8 +382,8 @@ fn what_is_no_port_is_no_order() {
     );
 }
 
-/// If a kill has interrupted the writing of a role, the next start removes the temporary file, but
-/// not files of others.
+/// If a kill has interrupted the writing of a role, the next start removes the server's temporary
+/// file, but no other files.
 #[test]
 fn a_start_removes_what_a_kill_has_left_of_a_role() {
     let folder = tempfile::tempdir().unwrap();

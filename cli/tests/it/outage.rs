@@ -1,6 +1,6 @@
-//! Measures how long writes of stock clients fail during a planned SENTINEL FAILOVER and after kill
-//! -9. `tests/clients/outage.py` runs the other clients; this file contains the one that uses
-//! redis-rs.
+//! Measures how long writes of stock clients fail during a planned SENTINEL FAILOVER and after a
+//! `kill -9`. `tests/clients/outage.py` runs the other clients; this file contains the client that
+//! uses redis-rs.
 
 use redis::Commands;
 use redis::cluster::ClusterClient;
@@ -51,8 +51,8 @@ fn writes_of_stock_clients_fail_for_three_seconds_at_most() {
     assert!(status.success(), "see above");
 }
 
-/// Counterpart of `tests/clients/writer.py` for redis-rs. It does nothing unless `outage.py` has
-/// started it.
+/// Counterpart of `tests/clients/writer.py` for redis-rs. This test does nothing unless `outage.py`
+/// has started it.
 #[test]
 fn redis_rs_writes() {
     if std::env::var_os(WRITER).is_none() {

@@ -1,6 +1,6 @@
 //! Promotes a replica whose disk is slow or full. strace delays or fails the creation of the new
-//! master's first log segment. Writes to the new master succeed, wait, or return the error of the
-//! disk.
+//! master's first log segment. Writes to the new master must succeed, wait, or return the disk's
+//! error.
 
 use harness::program::{FIRST, Program, call, cannot, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -28,7 +28,7 @@ fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
     wait_for_sync(&replica);
     assert!(replica.terminate().success());
     let newest = segments(folders[1].path()).pop().unwrap();
-    // The server uses a segment number only once, even if the creation of that segment fails.
+    // The server never reuses a segment number, even if the creation of that segment fails.
     let paths = [1, 2].map(|more| folders[1].path().join(store::segment_name(newest + more)));
     let inject = format!("inject=openat:{how}");
     let mut under = vec![
@@ -290,7 +290,7 @@ fn wait_after_promotion_counts_only_replicas_with_the_write() {
         }
         signal(rustix::process::Signal::CONT);
     }
-    // Once it continues, the replica receives the writes.
+    // Once the replica continues, it receives the writes.
     let mut client = node.client();
     assert_eq!(refusal(&call(&mut client, &format!("HINCRBY post:{FIRST} like 1"))), "");
     assert_eq!(call(&mut client, "WAIT 1 10000"), OwnedFrame::Integer(1));

@@ -1,7 +1,7 @@
-//! Rebuilds of filters with other rates, concurrently with likes, unlikes and reads. Each writer
-//! tracks the pairs that it has set. No set pair may ever read as unset, before or after a
-//! `kill -9` during a rebuild. This holds on the master, on its replica, and after the replica's
-//! promotion.
+//! Rebuilds filters with a different false-positive rate, concurrently with likes, unlikes and
+//! reads. Each writer tracks the pairs that it has set. A pair that is set must never read as
+//! unset, before or after a `kill -9` during a rebuild. The test checks this on the master, on its
+//! replica, and after the replica's promotion.
 //!
 //! `TIDEMARK_RUNS` sets the number of kills (default 2), `TIDEMARK_SEED` the seed.
 
@@ -53,8 +53,8 @@ fn push(client: &mut Client, words: &[&str], (post, member): (u64, u64)) {
     client.push(&words.chain([member.as_bytes(), post.as_bytes()]).collect::<Vec<_>>());
 }
 
-/// Likes, unlikes and reads posts until stopped, or until the server exits. Removes pairs from
-/// `truth` whose state is unknown after that.
+/// Likes, unlikes and reads posts until stopped, or until the server exits. Afterwards, removes all
+/// pairs from `truth` whose state is unknown.
 fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, stop: &AtomicBool) {
     let mut client = Client::connect(("127.0.0.1", port)).unwrap();
     while !stop.load(Relaxed) {
@@ -86,7 +86,8 @@ fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, sto
     }
 }
 
-/// Checks that every pair has its state. Also checks set pairs without the ledger.
+/// Checks that every pair has the expected state. Also looks up the set pairs without using the
+/// ledger.
 fn check(client: &mut Client, truths: &[Truth]) {
     for truth in truths {
         for pairs in truth.iter().collect::<Vec<_>>().chunks(256) {
@@ -178,7 +179,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
     for round in 0..=kills {
         beside_writers(program.port, &mut rngs, &mut truths, || {
             program.wait_for_commands(20_000);
-            // Some of the tables are then on disk.
+            // Afterwards, some of the tables are on disk.
             program.ask("TM.ROLL liked");
             assert_eq!(refusal(&program.ask("TM.SPILL liked 2")), "");
             for rate in ["0.0001", "0.05", "0.001"] {
@@ -206,8 +207,8 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
     println!("tables still to rebuild after kills: {left}");
 }
 
-/// The replica gets the rate from the catalogue and rebuilds its own tables. It is killed as soon
-/// as the rebuild has begun.
+/// The replica gets the rate from the catalogue and rebuilds its own tables. The test kills the
+/// replica as soon as the rebuild has begun.
 #[test]
 fn replica_equals_master_through_rebuilds_kills_and_promotion() {
     let (kills, seed) = rounds(2);

@@ -1,8 +1,8 @@
-//! Life cycle of a scene (a counter space, an existence space, a view and an action) on the real
-//! binary and its replica. Four clients use the scene under load while it is repeatedly created,
-//! altered, replicated, killed, restored and dropped.
+//! Tests the life cycle of a scene (a counter space, an existence space, a view and an action) on
+//! the real binary and its replica. Four clients use the scene under load while the test repeatedly
+//! creates, alters and drops the scene, and kills and restarts the server.
 //!
-//! - A transaction only sees the states of a scene between two commands of its creator.
+//! - A transaction sees the scene only as it is between two commands of its creator.
 //! - Acknowledged changes are present on the master, on its replica, and after kill -9.
 //! - At the end, memory and files are the same as at the beginning.
 //!
@@ -39,13 +39,13 @@ struct Shared {
     is_over: AtomicBool,
     /// State of the current scene: (post, member) -> whether the act was acknowledged.
     acts: Mutex<BTreeMap<(u64, u64), bool>>,
-    /// Number of transactions, by the part of the scene that they saw.
+    /// Number of transactions, indexed by the part of the scene that each transaction saw.
     seen: [AtomicU64; 5],
     reconnects: AtomicU64,
 }
 
-/// Returns the part of the scene that a transaction has seen. The creation order is space, flags,
-/// view, action; the scene is dropped in reverse order.
+/// Returns the part of the scene that a transaction has seen. The parts are created in the order
+/// space, flags, view, action, and dropped in reverse order.
 fn part_seen(replies: &[OwnedFrame]) -> usize {
     let [row, flag, page, act] = replies else { panic!("{replies:?}") };
     // A key outside all spaces reads as missing, or as an empty set.
@@ -139,7 +139,7 @@ fn use_scenes(number: u64, shared: &Shared) {
             let mut acts = shared.acts.lock().unwrap();
             match &replies[3] {
                 OwnedFrame::Array(acted) if acted[0] == OwnedFrame::Integer(1) => {
-                    // The acts of a dropped scene are no longer recorded.
+                    // Acts on a dropped scene are no longer recorded.
                     acts.entry((post, member)).and_modify(|known| *known = true);
                 }
                 _ => _ = acts.remove(&(post, member)),
@@ -236,7 +236,8 @@ fn scenes_come_and_go_without_a_trace() {
         for round in 0..rounds {
             assert!(clients.iter().all(|client| !client.is_finished()), "a client has failed");
             master = scene(&mut rng, master, &replica, &folders[0], &shared);
-            // The scene is dropped on the replica as well, and leaves no trace on either node.
+            // Wait until the scene is dropped on the replica as well. The scene must leave no trace
+            // on either node.
             let step = |master: &Program| {
                 let mut client = master.client();
                 ok(&mut client, &format!("HSET user:1 post {round}"));
@@ -291,9 +292,9 @@ fn killed(
 
 #[derive(Default)]
 struct ForgottenPosts {
-    /// Post whose row and flags were forgotten.
+    /// Post whose row and flags were deleted with TM.FORGET.
     forgotten: u64,
-    /// Id below which rows were retired.
+    /// Id below which rows were deleted with TM.SPACE RETIRE.
     horizon: u64,
 }
 

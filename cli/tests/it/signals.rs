@@ -1,4 +1,4 @@
-//! Signals: which of them stop the server, and that none of them loses acknowledged writes.
+//! Checks which signals stop the server, and that no signal loses acknowledged writes.
 
 use harness::program::{FIRST, Program, call, refusal};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -82,8 +82,8 @@ fn signals_that_stop_the_server_lose_nothing() {
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
 }
 
-/// Connects a client that reads nothing. A shutdown waits `shutdown_grace`, one second, for this
-/// client to read its replies.
+/// Connects a client that reads nothing. A shutdown waits for this client to read its replies, up
+/// to `shutdown_grace` (one second).
 fn a_client_that_does_not_read(program: &Program) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();

@@ -1,5 +1,5 @@
-//! `tidemark size`: loads a tenth of a workload into a real server with the printed settings. The
-//! server must use the computed resources within 5 %.
+//! Tests `tidemark size`: loads a tenth of a workload into a real server with the printed settings.
+//! The resources that the server uses must match the computed ones within 5 %.
 
 use clap::Parser;
 use cli::size::{Plan, SizeArgs};
@@ -156,7 +156,8 @@ fn a_tenth_of_a_workload_takes_what_was_computed_for_it() {
     assert!(server.terminate().success());
 }
 
-/// Filters of seven days are in memory. The other filters, and the ledger of a year, are on disk.
+/// The filters of the last seven days are in memory. Older filters, and the ledger of a whole year,
+/// are on disk.
 #[test]
 fn likes_of_all_days_are_on_the_disk() {
     let words = "size --posts-per-day 1000000 --likes-per-post 2 --like-days 7";

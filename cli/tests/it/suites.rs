@@ -7,7 +7,7 @@ use std::process::Command;
 #[test]
 fn expected_failures_have_reasons_and_proxy_restores_names() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/suites/run.py");
-    // A free port; the next higher one is probably free as well.
+    // Find a free port. The next higher port is probably free as well.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let done = Command::new("python3")
         .args(["-B", script, "check", "--tidemark", env!("CARGO_BIN_EXE_tidemark")])

@@ -1,9 +1,9 @@
-//! Crashes of the real binary (SIGKILL) during a mix of changes and snapshots. Each atomic change
-//! is either completely present or completely absent. All acknowledged changes are present with
-//! `always`, and those older than a second with `everysec`.
+//! Kills the real binary (SIGKILL) during a mix of changes and snapshots. Each atomic change is
+//! either completely present or completely absent. With `always`, all acknowledged changes are
+//! present. With `everysec`, all acknowledged changes that are older than a second are present.
 //!
-//! Each *actor* makes numbered changes one after another. The state after a start shows which
-//! change was the last one. `TIDEMARK_RUNS` (default 6; 200 before a release) sets the number of
+//! Each *actor* sends numbered changes one after another. The state after a start shows which
+//! change was applied last. `TIDEMARK_RUNS` (default 6; 200 before a release) sets the number of
 //! runs, `TIDEMARK_SEED` the seed.
 
 use dataset::log_records::{RecordKind, RowsWriter};
@@ -22,16 +22,16 @@ const A_SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ChangeKind {
-    /// MSET of many cells, which are in many stripes of the log's queue.
+    /// MSET of many cells, which belong to many stripes of the log's queue.
     Mset,
     /// EXEC: sets two cells, and sets and unsets a flag of both posts.
     Exec,
-    /// EXEC: two rows exist after odd changes and are deleted by even ones.
+    /// EXEC: odd changes create two rows, and even changes delete them.
     Del,
     Flag,
     /// A flag that is set and unset together with its counter.
     Act,
-    /// Adds a field to the space. Rare, because a space has at most 64 fields.
+    /// Adds a field to the space. This change is rare, because a space has at most 64 fields.
     Alter,
 }
 
@@ -41,7 +41,7 @@ struct Actor {
     /// Number of the last change that the actor sent.
     sent: u64,
     acknowledged: Vec<(u64, Instant)>,
-    /// Number of the change that the last start found.
+    /// Number of the last change that was found after the last start.
     found: u64,
 }
 
@@ -91,7 +91,7 @@ impl Actor {
         for _ in 0..most {
             let n = self.sent + 1;
             let requests = requests(self.kind, self.at, n);
-            // From here on, a restart may find the change.
+            // From here on, the change may be present after a restart.
             self.sent = n;
             for request in &requests {
                 client.push(&request.split(' ').map(str::as_bytes).collect::<Vec<_>>());
@@ -224,8 +224,8 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
         let program = Program::start(folder.path(), fsync);
         let mut client = program.client();
         if round == 0 {
-            // The row whose fields the test reads, and enough ids for the server to learn their
-            // usual range.
+            // Create the row whose fields the test reads, and enough other ids for the server to
+            // learn the usual id range.
             let ids: Vec<String> = (0..300).map(|i| (FIRST + i * 3000).to_string()).collect();
             assert_eq!(
                 refusal(&call(&mut client, &format!("PH.ADD liked 1 {}", ids.join(" ")))),
@@ -254,7 +254,7 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
                 };
                 scope.spawn(move || actor.act(port, most));
             }
-            // Takes snapshots continuously, so that most kills interrupt one.
+            // Take snapshots continuously, so that most kills interrupt a snapshot.
             scope.spawn(move || {
                 let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };
                 while !is_over.load(SeqCst) && client.call(&[b"BGSAVE"]).is_ok() {
@@ -280,7 +280,7 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
 
 /// Number of fields of a row. A change of any field takes about 600 bytes in the log.
 const WIDE: usize = 60;
-/// Rows per client. The changes of all rows of one client fit into a batch, but those of both
+/// Rows per client. The changes of all rows of one client fit into a batch, but the changes of both
 /// clients do not.
 const ROWS: u64 = 58_000;
 
@@ -304,7 +304,7 @@ fn append_wide_rows(dir: &Path) {
     store.record_durable(&log).unwrap();
 }
 
-/// Sets a field of all rows of a client, by one command or in a transaction. The connection may
+/// Sets a field of all rows of a client, with one command or in a transaction. The connection may
 /// break during the call.
 fn set_all(port: u16, first: u64, value: u64, by_exec: bool) -> bool {
     let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return false };
@@ -350,8 +350,8 @@ fn values(client: &mut Client, first: u64) -> Vec<OwnedFrame> {
     all
 }
 
-/// Atomic changes of two clients end up in one commit, because it waits for a slow sync, and exceed
-/// one batch. The test kills the server at each of its writes.
+/// The atomic changes of two clients end up in one commit, which waits for a slow sync. Together
+/// they are too large for one log batch. The test kills the server at each write of the commit.
 #[test]
 fn changes_too_large_for_one_batch_stay_atomic_after_kill_9() {
     if Command::new("strace").arg("-V").output().is_err() {
@@ -387,7 +387,7 @@ fn changes_too_large_for_one_batch_stay_atomic_after_kill_9() {
             written += u64::from(is_new);
         }
     };
-    // Five small writes and one with a slow sync precede the two changes.
+    // Five small writes, and one write with a slow sync, precede the two changes.
     let steps = [(8, [false, true]), (9, [true, false])];
     for (step, by_exec) in steps.into_iter().take(seeds::rounds(2) as usize) {
         let kill = format!("inject=pwrite64:signal=KILL:when={step}");

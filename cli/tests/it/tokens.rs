@@ -1,10 +1,11 @@
-//! Increments with tokens. Several clients resend increments until they receive a reply, while the
-//! master is killed (SIGKILL) repeatedly and its replica takes over. After that, the clients send
-//! all increments again, and the new master is killed. Each increment counts once.
+//! Tests increments with tokens. Several clients resend increments until they receive a reply,
+//! while the test kills the master (SIGKILL) repeatedly and its replica takes over. Afterwards, the
+//! clients send all increments again, and the test kills the new master. Each increment must be
+//! applied exactly once.
 //!
 //! With `always`, a kill loses no acknowledged write, but a failover may lose some, because
-//! replication is asynchronous. Sending all increments again restores those, because a token and
-//! its increment are atomic.
+//! replication is asynchronous. Sending all increments again restores the lost ones, because a
+//! token and its increment are written atomically.
 //!
 //! `TIDEMARK_RUNS` sets the number of increments in thousands (default 8; 1000 before a release).
 
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 4;
-/// Number of rows; it is small, so that clients conflict.
+/// Number of rows. The number is small, so that several clients change the same row.
 const ROWS: u64 = 500;
 /// Number of increments that a client sends before it reads their replies.
 const INCREMENTS_PER_BATCH: u64 = 100;
@@ -167,7 +168,7 @@ fn what_is_sent_twice_counts_once_whatever_is_killed() {
         replica
     });
     let once = began.elapsed();
-    // Send all increments again: only those that the replica lacked count.
+    // Send all increments again. Only the increments that the replica lacked are applied.
     answered.store(0, SeqCst);
     std::thread::scope(|scope| {
         senders(&mut |from, to| _ = scope.spawn(move || send(port, from, to, answered)));
@@ -179,7 +180,7 @@ fn what_is_sent_twice_counts_once_whatever_is_killed() {
     let mut client = replica.client();
     assert_eq!(counters(&mut client, &expected), expected);
     let (tokens, dropped) = (count(&mut client, "tokens"), count(&mut client, "tokens_dropped"));
-    // A quarter of the increments has two tokens in two rows; half of the kinds have two rows.
+    // Half of the increments change two rows, and each row stores its own token.
     assert_eq!((tokens, dropped), (all / 4 * 6, 0));
     let before = count(&mut client, "tokens_repeated");
     send(port, 0, 1000, answered);
@@ -208,7 +209,7 @@ fn until_long(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A replica drops the same tokens as its master, and so has the same ones.
+/// A replica drops the same tokens as its master, and therefore stores the same tokens.
 #[test]
 fn a_replica_answers_a_repetition_as_its_master_would() {
     let folder = tempfile::tempdir().unwrap();

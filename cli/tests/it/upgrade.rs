@@ -1,10 +1,10 @@
-//! A rolling upgrade as described in docs/operations.md: a replica with the new version follows the
-//! old master and takes over under load. The old node then becomes its replica, with the new
-//! version.
+//! Tests a rolling upgrade as described in docs/operations.md: a replica with the new version
+//! follows the old master and takes over under load. The old node then becomes its replica, with
+//! the new version.
 //!
-//! `TIDEMARK_OLD` names the old binary: `cargo xtask upgrade` builds it from a commit. Without it,
-//! both nodes run this build. The test then covers the procedure, but no difference between
-//! versions.
+//! `TIDEMARK_OLD` names the old binary: `cargo xtask upgrade` builds it from a commit. Without
+//! `TIDEMARK_OLD`, both nodes run this build. The test then covers the procedure, but no difference
+//! between versions.
 
 use harness::program::{
     FIRST, Likes, POSTS, Program, acknowledged, call, check, refusal, text, tidemark, until,
@@ -35,8 +35,9 @@ struct Seen {
     failed: Vec<Instant>,
 }
 
-/// Sends one like after another until the end, and repeats each of them until it gets a reply.
-/// `ports` are the nodes; `at` is the current master, as clients know it.
+/// Sends one like after another until `is_over`, and repeats each like until a reply arrives.
+/// `ports` are the ports of both nodes; `at` is the port of the node that clients regard as the
+/// master.
 fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> Seen {
     let (mut seen, mut client) = (Seen::default(), None);
     for n in 0.. {
@@ -52,14 +53,15 @@ fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> S
             if let Ok(mut now) = connected
                 && let Ok(OwnedFrame::Array(said)) = now.call(&words)
             {
-                // 0 if the reply to an earlier attempt was lost, or for a false positive.
+                // The reply is 0 if the reply to an earlier attempt was lost, or for a false
+                // positive.
                 seen.likes.insert((post, member), said[0] == OwnedFrame::Integer(1));
                 client = Some(now);
                 break;
             }
             seen.failed.push(Instant::now());
-            // The other node may be the new master. With Sentinel, the client would query the
-            // master's address.
+            // The other node may be the new master. With Sentinel, the client would ask Sentinel
+            // for the master's address.
             let other = ports[usize::from(port == ports[0])];
             let _ = at.compare_exchange(port, other, SeqCst, SeqCst);
             if is_over.load(SeqCst) {
@@ -92,7 +94,8 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
     let (old, new) = (old_program(), harness::program());
     let folder = tempfile::tempdir().unwrap();
     let [a, b, fresh] = ["a", "b", "fresh"].map(|name| folder.path().join(name));
-    // 1. Step 1: the old version runs a master and its replica, with a snapshot and a log after it.
+    // Step 1: the old version runs a master and its replica, with a snapshot and a log after the
+    // snapshot.
     let mut master = start(&old, &a, 0);
     let replica = start(&old, &b, 0);
     let ports = [master.port, replica.port];
@@ -112,7 +115,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         assert_eq!(refusal(&call(&mut master.client(), "SAVE")), "");
         assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
 
-        // 2. Step 2: the replica restarts with the new version on its old folder.
+        // Step 2: the replica restarts with the new version on its old folder.
         assert!(replica.terminate().success());
         let replica = start(new, &b, ports[1]);
         until("the replica is connected to the old master", || is_in_sync(&replica));
@@ -124,7 +127,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         assert_eq!(third.info("repl_full_syncs"), "1");
         third.kill();
 
-        // 3. Step 3: the roles are exchanged.
+        // Step 3: the nodes switch roles.
         *handed.lock().unwrap() = Some(Instant::now());
         let [from, to] = [ports[0].to_string(), format!("127.0.0.1:{}", ports[1])];
         let done = tidemark(&["upgrade", "-p", &from, "--to", &to, "--timeout", "10"]);
@@ -133,8 +136,8 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         assert!(done.status.success() && said.contains("roles        switched in"), "{said}");
         eprintln!("{said}");
         assert_eq!(replica.info("role"), "master");
-        // The old version may not understand the records of the new master. In that case it reports
-        // this and waits.
+        // The old version may not understand the records of the new master. In that case the old
+        // master reports this and waits.
         until("the old master is a replica", || master.info("role") == "slave");
         std::thread::sleep(WINDOW);
         eprintln!(
@@ -145,7 +148,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
             }
         );
 
-        // 4. Step 4: the old master restarts with the new version on its folder.
+        // Step 4: the old master restarts with the new version on its folder.
         master.sigterm();
         assert!(master.child.wait().unwrap().success());
         let master = start(new, &a, ports[0]);
@@ -201,8 +204,8 @@ fn check_quietly(port: u16, likes: &Likes) -> Option<std::collections::BTreeMap<
     posts.into_iter().map(count).collect()
 }
 
-/// Starts the old version on a folder of the new one. It must either find all data, or refuse the
-/// folder, name a file, and change nothing.
+/// Starts the old version on a folder of the new version. The old version must either find all
+/// data, or refuse the folder with an error that names a file, and change nothing.
 fn goes_back(old: &Path, dir: &Path, likes: &Likes) {
     let files = || {
         let mut all: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
@@ -213,7 +216,7 @@ fn goes_back(old: &Path, dir: &Path, likes: &Likes) {
     let before = files();
     match Program::start_other(old, dir, &["--fsync", "always"]) {
         Ok(program) => {
-            // The node keeps its role. It may wait for its replica, but serves reads.
+            // The node keeps its role. The node may wait for its replica, but serves reads.
             check(program.port, likes);
             eprintln!("the old program reads the folder of the new one");
         }

@@ -1,5 +1,6 @@
-//! `examples/write_behind`: databases follow a server through a consumer group, despite kills of
-//! both sides, trims of the log, and a failover. At the end, they equal the server in every row.
+//! Tests `examples/write_behind`: databases follow a server through a consumer group, while the
+//! test kills the server and the consumers, trims the log, and fails over. At the end, every row of
+//! the databases equals the server's row.
 
 use harness::program::{Program, call, until};
 use std::io::Write as _;
@@ -8,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Each start begins a new log segment, and each snapshot deletes earlier ones. The nodes are not
-/// fenced, because no Sentinel names the master.
+/// Each start begins a new log segment, and each snapshot deletes earlier segments. The nodes are
+/// not fenced, because no Sentinel names the master.
 const CONFIG: &str = "[durability]\nkeep_log = 0\nsnapshot_every = 0\n\
                       [replication]\nfence = false\n[changes]\nmax_pending = 600\n";
 
@@ -244,7 +245,7 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
         }
         moment();
     });
-    // A like changes a pair and a count, so a missing pair would show.
+    // A like changes a pair and a count, so comparing the two detects a missing pair.
     let likes = likes(master.port);
     assert!(likes > 1_000);
     for follower in &mut followers {
@@ -272,15 +273,15 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
         followers.iter_mut().for_each(Follower::start);
         moment();
     });
-    // Pairs that were set in the trimmed part of the log cannot be listed, so the databases lack
-    // them. All other pairs and all rows equal those of the server.
+    // The server cannot list pairs that were set in the trimmed part of the log, so the databases
+    // lack these pairs. All other pairs and all rows must be equal to the server's.
     for follower in &mut followers {
         assert!(equal_pairs(follower) >= likes / 2, "{}", follower.database);
     }
 }
 
-/// A new database does not continue at the position of an earlier one with the same group. It reads
-/// all data instead. It also handles retired rows.
+/// A new database does not continue at the position of an earlier database with the same group.
+/// Instead, its consumer reads all data. The test also covers retired rows.
 #[test]
 fn empty_database_reads_all_whatever_its_group_has_got() {
     let mut server = Node::new();
@@ -341,7 +342,7 @@ fn names_of_its_own_are_told_from_those_of_counters_and_spaces() {
         }
         server.call(&format!("DEL {space}:1"));
     }
-    // Covers reading by the stream and by a scan.
+    // Cover both ways of reading all data: from the stream, and by a scan.
     for trims in [false, true] {
         if trims {
             std::fs::remove_file(&file).unwrap();

@@ -50,7 +50,7 @@ struct Case {
 }
 
 impl Case {
-    /// Applies random changes to ids below `most`.
+    /// Applies random changes to the ids from 1000 to 1000 + `most`.
     fn change(&mut self, number: usize, most: u64) {
         for _ in 0..number {
             let id = 1000 + self.rng.u64(..most);
@@ -88,7 +88,8 @@ impl Case {
         }
     }
 
-    /// Spills a range in the steps of the server, with changes between them.
+    /// Spills a range in the same steps as the server, and applies random changes between the
+    /// steps.
     fn spill(&mut self, low: u64, last: u64, most: u64) {
         let between = |case: &mut Case| {
             let number = case.rng.usize(..40);
@@ -241,8 +242,8 @@ fn field_added_during_spill_keeps_its_writes() {
     }
 }
 
-/// An unreadable row makes every read and write fail, and changes nothing. In a batch, only the
-/// affected id fails.
+/// Every read and write of an unreadable row fails and changes nothing. In a batch only this id
+/// fails.
 #[test]
 fn a_row_that_cannot_be_read_is_an_error_and_not_absent() {
     let (space, shelf) =

@@ -1,4 +1,5 @@
-//! Readers and writers at full speed on tables that are constantly closed, split and rewritten.
+//! Runs readers and writers at full speed on tables that are constantly closed, split and
+//! rewritten.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space, TableStats};
 use std::collections::HashMap;
@@ -35,8 +36,8 @@ fn a_stock_is_never_oversold() {
     assert_eq!((sold.into_inner(), row), (100, [0]));
 }
 
-/// Statistics read during rewrites are consistent: a table has its rows and their bytes, or its
-/// replacement counts them as drained.
+/// Statistics read during a rewrite are consistent. Either the old table counts its rows and bytes,
+/// or the replacement counts them as draining.
 #[test]
 fn figures_of_a_table_are_of_one_moment() {
     const ROWS: u64 = 20_000;
@@ -83,7 +84,7 @@ fn no_reader_sees_a_torn_or_missing_row(schema: &str, scale: i64, order: fn(u64)
                     let mut rng = fastrand::Rng::with_seed(seed);
                     let mut out = vec![];
                     for i in 0..IDS {
-                        // Both writers write the same ids, old ones repeatedly.
+                        // Both writers write the same ids, and write old ids repeatedly.
                         space.add(order(i), changes, &Bounds::default(), &mut out).unwrap();
                         written.fetch_max(i, SeqCst);
                         for _ in 0..4 {
@@ -173,7 +174,7 @@ struct ReportedRow {
     lives: AtomicU64,
     /// Lower bound of the value.
     value: AtomicI64,
-    /// Bitmap of the fields that have at least this value.
+    /// Bitmap of the fields whose value is at least `value`.
     fields: AtomicU64,
 }
 
@@ -246,7 +247,7 @@ impl Altering {
                 };
                 match written {
                     Ok(()) => break fields,
-                    // The field was dropped since.
+                    // The field has been dropped in the meantime.
                     Err(Error::NoField(_)) => continue,
                     Err(error) => panic!("{error}"),
                 }
@@ -406,8 +407,8 @@ impl Altering {
     }
 }
 
-/// `cargo xtask model concurrent --runs 90` runs more seeds. `--seed 7` replays one; `--steps` sets
-/// the writes per seed.
+/// `cargo xtask model concurrent --runs 90` runs more seeds. `--seed 7` runs a single seed;
+/// `--steps` sets the number of writes per seed.
 #[test]
 fn fields_agree_while_the_schema_changes() {
     let steps = seeds::given("TIDEMARK_STEPS").unwrap_or(100_000);

@@ -33,7 +33,7 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
             }
         }
         space.maintain();
-        // Allows one more table during its replacement by a smaller one.
+        // Allow for one more table, which exists while it is replaced by a smaller one.
         assert!(space.memory_bytes() <= limit + 16_000);
         if refused > 1000 {
             break;
@@ -46,7 +46,7 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
         assert!(space.get(id, &mut row).unwrap());
         assert_eq!(row, [1, 7], "operations without allocation succeed");
     }
-    // A wide value needs memory; a refused write must change nothing.
+    // A wide value needs memory. A refused write must not change anything.
     let outgrown = ids
         .iter()
         .filter(|&&id| space.add(id, &one(1, 100), &Bounds::default(), &mut out).is_ok())
@@ -100,8 +100,8 @@ fn ids_too_far_ahead_are_refused() {
     assert_eq!(space.rows(), 400);
 }
 
-/// In a full space an existing outlier can be incremented, although its next version is created
-/// before the old one is freed. A new or wider row is refused.
+/// In a full space an existing outlier can be incremented, although the update allocates the new
+/// version before it frees the old version. A new or wider row is refused.
 #[test]
 fn rows_aside_are_counted_on_in_a_full_space() {
     let space = Space::new(options("a:4 b:4")).unwrap();
@@ -121,8 +121,8 @@ fn rows_aside_are_counted_on_in_a_full_space() {
     assert_eq!((space.outlier_rows(), space.memory_bytes()), (1, used));
 }
 
-/// A walk that references old versions does not change that. Each reservation moves to the new
-/// version and is released once.
+/// In a full space, outliers stay writable while a walk still references their old versions. Each
+/// memory reservation moves to the new version and is released once.
 #[test]
 fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
     let space = Space::new(options("a:4 b:4")).unwrap();
@@ -153,7 +153,7 @@ fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
             (space.set(far(0), &[(1, 1)]), inc(0), inc(5)),
             (Err(full(used)), Ok(10), Err(full(used)))
         );
-        // A wider row takes the additional bytes.
+        // A row that becomes wider uses the additional bytes.
         space.set_memory_limit_bytes(used + 8);
         assert_eq!(
             (space.set(far(0), &[(1, 1)]), space.set(far(1), &[(1, 1)])),
@@ -164,7 +164,7 @@ fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
         space.set_memory_limit_bytes(without);
         assert_eq!((inc(0), inc(1)), (Ok(11), Ok(10)));
         assert_eq!(space.memory_bytes(), used + 8);
-        // One row changed since the walk began, one unchanged.
+        // Delete one row that the last two writes changed, and one that they did not change.
         assert!(space.delete(far(1)).unwrap() && space.delete(far(2)).unwrap());
     });
     assert_eq!(
@@ -179,7 +179,7 @@ fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
     assert_eq!((space.outlier_rows(), space.memory_bytes()), (0, without));
 }
 
-/// Bad ids do not move the frontier. Legitimate traffic that jumps gets tables despite them.
+/// Corrupt ids do not move the frontier. Regular traffic whose ids jump ahead still gets tables.
 #[test]
 fn strays_say_nothing_of_the_traffic() {
     let space = Space::new(options("a:12")).unwrap();
@@ -194,14 +194,14 @@ fn strays_say_nothing_of_the_traffic() {
         add(id).unwrap();
         (0..50).for_each(|j| add(BASE + j).unwrap());
     }
-    // Only the bad ids are written, repeatedly.
+    // Write only the corrupt ids, repeatedly.
     for i in 0..20_000 {
         add(bad[i % 100]).unwrap();
         space.maintain();
     }
     assert!(space.frontier() < Some(2 * BASE), "{:?}", space.frontier());
     assert_eq!(space.outlier_rows(), 300);
-    // Traffic resumes after a pause.
+    // Regular traffic resumes, with ids that jump ahead.
     (0..10_000).for_each(|i| add((1 << 50) + i * 64).unwrap());
     assert!((1 << 50..1 << 51).contains(&space.frontier().unwrap()), "{:?}", space.frontier());
     assert_eq!(space.outlier_rows(), 300);
@@ -230,7 +230,8 @@ fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     }
 }
 
-/// Three writes in ten go to one popular post, more than the frontier counts for a single id.
+/// Three in ten writes go to one popular post. The frontier counts only a limited number of writes
+/// per id.
 #[test]
 fn a_popular_row_keeps_no_traffic_out_of_the_tables() {
     for strays in [600, 70_000] {
@@ -249,8 +250,8 @@ fn a_popular_row_keeps_no_traffic_out_of_the_tables() {
     }
 }
 
-/// Two services write to one space, 2^52 apart. Both ranges open new tables, and rows take as
-/// little memory as in a space of their own, also after a restart.
+/// Two services write ids that are 2^52 apart to one space. Both ranges open new tables, and each
+/// row takes as little memory as in a separate space, even after a restart.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     let rows_per_table = 8192;
@@ -302,8 +303,8 @@ fn two_ranges_of_ids_roll_side_by_side() {
     verify(&copy, 800_000, "after a restart");
 }
 
-/// Outliers take memory. Ids that no table can take may use a quarter of the limit, and all
-/// outliers half of it.
+/// The memory of outliers is limited. Ids that fit into no table may use a quarter of the memory
+/// limit, and all outliers together may use half of the limit.
 #[test]
 fn outlying_ids_leave_memory_to_the_others() {
     let space = Space::new(Options { memory_limit_bytes: 4 << 20, ..options("a:20") }).unwrap();
@@ -322,7 +323,7 @@ fn outlying_ids_leave_memory_to_the_others() {
     (0..900).for_each(|i| _ = space.set(u64::MAX - i, &[(0, 1)]).unwrap());
 }
 
-/// The memory limit may be lowered after the outliers arrived.
+/// The memory limit is lowered after outliers have been stored.
 #[test]
 fn lowered_limit_leaves_memory_for_a_new_range_of_outliers() {
     let space = Space::new(Options { memory_limit_bytes: 16 << 20, ..options("a:20") }).unwrap();
@@ -343,8 +344,9 @@ fn lowered_limit_leaves_memory_for_a_new_range_of_outliers() {
     assert!(space.get((1 << 52) + 7_000, &mut row).unwrap() && row == [1]);
 }
 
-/// Small clusters of ids, far from each other and each too small for a range, in a space with
-/// little memory. The space accepts all of them, and they get tables before they fill the memory.
+/// Writes small clusters of ids, far from each other and each too small for a range, to a space
+/// with little memory. The space accepts all ids, and moves them to tables before they fill the
+/// memory.
 #[test]
 fn small_space_takes_small_clusters_far_apart() {
     let limit = 1_000_000;
@@ -368,7 +370,8 @@ fn small_space_takes_small_clusters_far_apart() {
     assert_eq!(space.rows(), 40_000);
 }
 
-/// In a full space, outliers can move to a table, because it takes less memory than they do.
+/// In a full space, outliers can move to a table, because the table takes less memory than the
+/// outliers.
 #[test]
 fn full_space_takes_its_outliers_in() {
     let space = Space::new(options("a:12")).unwrap();
@@ -477,7 +480,7 @@ fn a_replay_is_not_refused() {
     assert!((0..2 * next).all(|id| space.exists(id).unwrap()), "existing rows stay");
 }
 
-/// Ids in random order make their table grow, and split once it is too large.
+/// Ids in random order make their table grow. The table is split once it is too large.
 #[test]
 fn a_backfill_ends_in_tables_of_the_usual_size() {
     let space = Space::new(Options { rows_per_table: 2000, ..options("a:12") }).unwrap();
@@ -492,8 +495,9 @@ fn a_backfill_ends_in_tables_of_the_usual_size() {
     assert!(most <= 3000 && tables.len() >= 14, "{} tables, one of {most} rows", tables.len());
 }
 
-/// While ids arrive in random order, tables are larger than their rows need. Once they are idle,
-/// each is at least as full as a table that was closed because it was full.
+/// While ids arrive in random order, tables are larger than their rows need. Once the tables are
+/// idle, they are shrunk. Each is then at least as full as a table that was closed because it was
+/// full.
 #[test]
 fn tables_that_rest_are_as_full_as_tables_that_roll() {
     let space = Space::new(Options {
@@ -515,7 +519,8 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
     rest();
     let (grown, loose) = (shape(), least());
     assert!(loose < 0.88, "nothing to gain: {loose}");
-    // The first call only sets a baseline; between the next two, rows arrive.
+    // The first call only sets a baseline. Rows arrive before the second call, but not before the
+    // third.
     space.settle();
     rest();
     for i in 328_000..330_000 {
@@ -527,7 +532,7 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
     assert!(came == grown && shape() == grown, "a table with new rows is not shrunk");
     space.settle();
     rest();
-    // 91 %, rounded to the next prime number of buckets.
+    // The target is 91 %, but the number of buckets is rounded to a prime.
     assert!(least() > 0.885 && space.memory_bytes() < before, "{:#?}", space.tables());
     let tight = shape();
     space.settle();
@@ -565,7 +570,7 @@ fn tables_that_were_closed_early_are_made_tight_all_of_them() {
     assert!(loose() >= 4, "{:#?}", space.tables());
     while space.maintain() {}
     assert_eq!(loose(), 0, "{:#?}", space.tables());
-    // Tables that deletions emptied are found as well.
+    // Tables that are nearly empty after deletions are also rewritten.
     let full = space.tables().iter().find(|t| t.rows > 10_000).map(|t| (t.low, t.last)).unwrap();
     (full.0.max(1 << 40)..=full.1)
         .step_by(64)
@@ -577,7 +582,8 @@ fn tables_that_were_closed_early_are_made_tight_all_of_them() {
     assert_eq!(loose(), 0, "{:#?}", space.tables());
 }
 
-/// Rows beyond all probes make a table grow even before it reaches its fill limit.
+/// Rows that find no slot within the probe limit make a table grow, even before the table reaches
+/// its fill limit.
 #[test]
 fn no_closed_table_keeps_many_rows_in_its_extend_dictionary() {
     let space = Space::new(Options {
@@ -648,8 +654,8 @@ fn delete_needs_no_memory_table_or_frontier_move() {
             "{id}"
         );
     }
-    // First at the memory limit. The second time memory is available, and the newest table has a
-    // row and could be closed.
+    // The first pass runs at the memory limit. In the second pass memory is available, and the
+    // newest table has a row and could be closed.
     for limit in [1 << 20, u64::MAX] {
         space.set_memory_limit_bytes(limit);
         let mut near = space.frontier().unwrap() + 1;
@@ -658,7 +664,8 @@ fn delete_needs_no_memory_table_or_frontier_move() {
             near += 1;
         }
         let (tables, high) = (space.tables().len(), space.frontier());
-        // Ids close to existing ones, which a write would store in a table, and ids far from them.
+        // Ids close to existing ids, which a write would store in a table, and ids far from all
+        // existing ids.
         for id in
             (near..near + 50).chain((0..3_000).map(|i| full + i * 1_000_000)).chain([u64::MAX])
         {
@@ -671,7 +678,8 @@ fn delete_needs_no_memory_table_or_frontier_move() {
     space.set(7, &[(0, 1)]).expect("a deletion frees memory");
 }
 
-/// While a smaller table replaces a larger one, memory may exceed the limit by the smaller one.
+/// While a smaller table replaces a larger table, memory may exceed the limit by the size of the
+/// smaller table.
 #[test]
 fn a_full_space_gets_back_what_deletions_leave_empty() {
     let limit = 3_000_000;
@@ -725,7 +733,7 @@ fn a_full_space_gets_back_what_deletions_leave_empty() {
 }
 
 /// Rows are deleted and inserted at the same rate, so the table never becomes idle. Overflow marks
-/// of deleted rows must not lengthen misses forever.
+/// that deleted rows leave behind must not slow down lookups of missing rows forever.
 #[test]
 fn misses_stay_short_where_rows_come_and_go() {
     let space = Space::new(Options {
@@ -755,8 +763,8 @@ fn misses_stay_short_where_rows_come_and_go() {
     come(&mut live, &mut rng, &mut out, 70_000);
     let shape = || space.tables().iter().map(|t| (t.low, t.capacity)).collect::<Vec<_>>();
     let rest = || while space.maintain() {};
-    // These tables are emptier than a full one that was closed; as idle tables they would be
-    // rewritten.
+    // These tables are less full than a table that was closed at its fill limit. If they were idle,
+    // they would be rewritten.
     rest();
     let before = shape();
     space.settle();
@@ -785,7 +793,7 @@ fn misses_stay_short_where_rows_come_and_go() {
     assert!(live.iter().all(|&id| space.get(id, &mut row).unwrap() && row[0] >= 1));
 }
 
-/// Statistics count a table once while several tables drain it.
+/// While the rows of a table move to several new tables, statistics count the old table once.
 #[test]
 fn a_table_that_is_split_counts_once() {
     let space = Space::new(Options { rows_per_table: 12_000, ..options("a:30 b:2") }).unwrap();

@@ -17,7 +17,8 @@ fn settle(space: &Space) {
     while space.wants_maintenance() && space.maintain() {}
 }
 
-/// Returns a value that usually fits, sometimes escapes, and rarely is wide.
+/// Returns a value that usually fits into its field, sometimes needs an aux entry, and rarely is
+/// very large.
 fn value(rng: &mut fastrand::Rng) -> i64 {
     match rng.u32(0..100) {
         0 => [-1, i64::MIN, i64::MAX, 1 << 40][rng.usize(0..4)],
@@ -94,7 +95,7 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
                 1 => u64::MAX - rng.u64(0..3),
                 2 => rng.u64(0..3),
                 _ if shuffled => BASE + rng.u64(0..30_000) * 4096,
-                // Late ids between ascending ones.
+                // Late ids between ascending ids.
                 3..10 => BASE + rng.u64(0..i + 1) * 4096,
                 _ => BASE + i * 4096,
             };
@@ -106,7 +107,7 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
             }
         }
         if seed >= 2 {
-            // Tables of several schemas, with a field that has no bits in the older ones.
+            // Create tables with several schemas. The older tables have no bits for the new field.
             space.alter(&Alteration::Drop { name: "repost".into() }).unwrap();
             space
                 .alter(&Alteration::Add {
@@ -134,7 +135,7 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
             let made = Options { schema: schema.clone(), ..options(4096) };
             let loaded = reload(&space, made, wrong_rows, with_head, &mut rng);
             assert_same(&loaded, &model, &what);
-            // Further growth: higher ids and late ones.
+            // Add more rows, with higher ids and with late ids.
             let newest = loaded.tables().len();
             for i in 20_000..40_000u64 {
                 let id = BASE + if i % 20 == 0 { rng.u64(0..i) } else { i } * 4096;
@@ -153,7 +154,7 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
     }
 }
 
-/// A loaded space takes no more memory than one whose tables were filled in id order.
+/// A loaded space takes no more memory than a space whose tables were filled in id order.
 #[test]
 fn a_loaded_space_is_no_larger_than_it_was() {
     let space = Space::new(options(20_000)).unwrap();
@@ -164,7 +165,7 @@ fn a_loaded_space_is_no_larger_than_it_was() {
     let loaded = reload(&space, options(20_000), None, true, &mut fastrand::Rng::with_seed(1));
     settle(&loaded);
     let (before, after) = (space.memory_bytes() as f64, loaded.memory_bytes() as f64);
-    // Allows one more page for an extend dictionary that did not exist before.
+    // Allow for one more page, for an extend dictionary that did not exist before.
     assert!(after < before * 1.04, "{before} bytes became {after}");
 }
 

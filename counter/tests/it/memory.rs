@@ -13,7 +13,7 @@ fn growth(space: &Space, f: impl FnOnce()) -> (i64, i64) {
     (info.bytes_current, space.memory_bytes() as i64 - before)
 }
 
-/// Asserts that actual bytes do not exceed the accounted ones, and are not much lower.
+/// Asserts that the actual bytes do not exceed the accounted bytes and are not much lower.
 fn assert_counted(what: &str, (taken, said): (i64, i64)) {
     println!("{what}: {taken} bytes allocated, {said} reported");
     assert!(
@@ -29,7 +29,8 @@ fn values_that_outgrow_26_bits() {
         space.set((1 << 40) + id * 7919 % 10_000, &[(0, 1)]).unwrap();
     }
     while space.maintain() {}
-    // Larger than an aux word, so that the arrays do not grow further.
+    // Writes the same value to all rows. The first value already needs an aux entry per row, so the
+    // second fill does not enlarge the arrays of aux words.
     let fill = |value| {
         (0..10_000u64)
             .for_each(|id| _ = space.set((1 << 40) + id * 37 % 10_000, &[(0, value)]).unwrap())
@@ -48,7 +49,8 @@ fn rows_far_ahead() {
     let mut out = vec![];
     let ahead = growth(&space, || {
         for i in 0..5000u64 {
-            // Too close to the end of the id space for a table, so they stay outliers.
+            // These ids are too close to the end of the id space for a table, so they stay
+            // outliers.
             space.set((15 << 60) + i * 7919 % 5000, &[(2, 1)]).unwrap();
             for j in 0..16 {
                 let change = [Change { field: 1, delta: 1 }];
@@ -86,7 +88,7 @@ fn ids_that_were_deleted_below_the_line() {
     let space = space("a:4");
     (0..20_000u64).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     space.attach(Box::new(Everything), 10_000, None);
-    // Deletes the rows in tables first.
+    // First delete the rows that are in tables.
     (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000).unwrap()));
     let spill = space.begin_spill(0, 9_999);
     space.remove_tombstones(&spill);

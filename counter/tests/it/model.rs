@@ -1,7 +1,7 @@
-//! Random calls compared with a plain map. Tables are tiny, so they are constantly closed, split
-//! and rewritten, and overflow their probes and field widths. Some ids are far above all others,
-//! and the schema changes. A failure prints its seed; `cargo xtask model counter --seed 7` replays
-//! one. `--steps` sets the steps per seed, `--runs` the number of seeds.
+//! Compares random calls with a plain map. Tables are tiny, so they are constantly closed, split
+//! and rewritten. Rows often find no slot, and values often outgrow their fields. Some ids are far
+//! above all others, and the schema changes. A failure prints its seed; `cargo xtask model counter
+//! --seed 7` replays that seed. `--steps` sets the steps per seed, `--runs` the number of seeds.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ impl Ids {
         let jump = self.rng.u32(20..50);
         let rng = &mut self.rng;
         match (self.kind, rng.u32(0..100)) {
-            // Ascending ids with some late ones, like posts.
+            // Ascending ids with some late ids, like posts.
             (0, 0..40) => {
                 self.next += rng.u64(1..8192);
                 self.next

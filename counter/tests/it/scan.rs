@@ -1,4 +1,4 @@
-//! Scans of a space: they terminate, and return every row that exists throughout.
+//! Tests that scans of a space terminate and return every row that exists during the whole scan.
 
 use counter::{Options, Schema, Space};
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ fn a_scan_ends_while_a_split_stands_still() {
     let space = space(4000);
     let ids: Vec<u64> = (0..6000u64).map(|i| (1 << 40) + i * 7919 % 6000 * 100).collect();
     ids.iter().for_each(|&id| _ = space.set(id, &[(0, 1)]).unwrap());
-    // Performs rewrite steps until several tables drain one.
+    // Run rewrite steps until one table is being split into several.
     let drains = || space.tables().iter().any(|t| t.draining_rows > 0) && space.tables().len() > 2;
     while !drains() {
         assert!(space.maintain(), "no table was split: {:#?}", space.tables());
@@ -47,7 +47,7 @@ fn a_scan_ends_while_a_split_stands_still() {
     }
 }
 
-/// With this many tables, two share a name.
+/// With this many tables, at least two have the same name in scan cursors.
 #[test]
 fn a_scan_ends_among_thousands_of_tables() {
     let space = space(1000);

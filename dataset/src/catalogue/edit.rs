@@ -72,7 +72,7 @@ fn entry<T: Default + serde::Serialize + serde::de::DeserializeOwned>(
     with(&T::default(), &pairs).map_err(EditError::Invalid)
 }
 
-/// Adds an entry to a list. If `replaces`, replaces an entry with the same name.
+/// Adds an entry to a list. If `replaces` is true, replaces an entry with the same name.
 fn put<T>(list: &mut Vec<T>, made: T, replaces: bool, name: fn(&T) -> &str) -> Result<(), T> {
     match list.iter_mut().find(|known| name(known) == name(&made)) {
         None => list.push(made),
@@ -130,7 +130,8 @@ impl Catalogue {
         let Some(known) = self.existence.iter_mut().find(|known| known.made.name == name) else {
             return Err(EditError::NoSuch("space", name.to_owned()));
         };
-        // The rate can change only in a space with a ledger, which then rebuilds its filters.
+        // The false-positive rate can change only in a space with a ledger. The space then rebuilds
+        // its filters.
         let has_ledger = known.made.ledger != LedgerMode::Off;
         let is_fixed = |key: &str| !(has_ledger && key == "false_positive_rate");
         let fixed: Vec<_> = FIXED_EXISTENCE.iter().copied().filter(|(k, _)| is_fixed(k)).collect();
@@ -209,7 +210,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Creates a view (TM.VIEW CREATE). If `replaces`, replaces a view with the same name.
+    /// Creates a view (TM.VIEW CREATE). If `replaces` is true, replaces a view with the same name.
     pub fn create_view(
         &mut self,
         name: &str,
@@ -236,7 +237,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Creates an action (TM.ACTION CREATE). If `replaces`, replaces an action with the same name.
+    /// Creates an action (TM.ACTION CREATE). If `replaces` is true, replaces an action with the
+    /// same name.
     pub fn create_action(
         &mut self,
         name: &str,

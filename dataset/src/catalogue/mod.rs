@@ -6,16 +6,17 @@
 //! it, and recovery reads it first. The configuration initialises a new folder. Afterwards the
 //! catalogue is authoritative, and the commands TM.SPACE, TM.VIEW and TM.ACTION change it (`edit`).
 //!
-//! It is encoded as TOML with the keys of the configuration's lists, and these additional keys:
+//! The catalogue is encoded as TOML, with the keys of the configuration's lists and these
+//! additional keys:
 //!
 //! - `version`: increases with every change except changes of schemas. Old releases, which stored
-//!   only numbers, names, schemas and seeds, did not write it. The configuration completes their
-//!   catalogues.
+//!   only numbers, names, schemas and seeds, did not write this key. The server completes their
+//!   catalogues from the configuration.
 //! - `last`: the highest number ever assigned to a space. Numbers are never reused, so records of
 //!   dropped spaces can be identified.
-//! - `number` of each space. `seed` and `first_id` of an existence space need 64 unsigned bits,
-//!   unlike TOML's integers, and are strings of 16 hexadecimal digits.
-//! - `horizon` of a counter space with retired ids, in the same format.
+//! - `number` of each space. `seed` and `first_id` of an existence space are strings of 16
+//!   hexadecimal digits, because TOML has no unsigned 64-bit integers.
+//! - `horizon` of a counter space with retired ids, also as 16 hexadecimal digits.
 //! - `fields` of a counter space: the schema, including dropped fields, which are marked.
 
 mod edit;
@@ -72,7 +73,7 @@ pub struct ExistenceEntry {
 #[error("cannot read the catalogue: {0}")]
 pub struct Unreadable(String);
 
-/// Returns the fields of a schema without the dropped ones, in the configuration's syntax.
+/// Returns the fields of a schema, except dropped fields, in the configuration's syntax.
 fn living(fields: &str) -> Option<String> {
     let schema = counter::Schema::parse(fields).ok()?;
     let fields = schema.living().map(|(_, field)| field.to_string());
@@ -160,8 +161,8 @@ impl Catalogue {
             let made = Existence { seed, false_positive_rate, first_id, ..made.clone() };
             *known = ExistenceEntry::new(known.number, &made);
         }
-        // Spaces and fields may have been altered. Default views and actions only use existing
-        // ones.
+        // Spaces and fields may have been altered, so default views and actions use only those that
+        // exist.
         let (counters, existences) = (next.counters(), next.existences());
         let is_default =
             |view: &View| defaults::is_view(&options.counter, &options.existence, view);
@@ -435,7 +436,7 @@ fn differ_in_fields(space: &str, file: &str, is: &str, said: &mut Vec<String>) {
     }
 }
 
-/// Old names of options in catalogues, with the present ones.
+/// Renamed options: the name in old catalogues, and the current name.
 const OLD_NAMES: &[(&str, &str)] = &[
     ("memory_limit_bytes", "memory_limit"),
     ("below_horizon", "recycled_ids"),

@@ -1,12 +1,12 @@
 //! Reads change entries from the log, with an index of their positions.
 //!
 //! A segment is scanned when a reader first needs a position in it; later scans cover only the new
-//! part. The index contains marks, which are batch boundaries where a reader may begin, and a
+//! part. The index contains marks, which are batch boundaries where a reader may begin, and an
 //! [`EntrySummary`] per space. A reader skips segments without entries of its space. There is at
-//! most one mark per 64 KiB, and it takes 40 bytes: 1.3 MB for 2 GiB of log.
+//! most one mark per 64 KiB of log. A mark takes 40 bytes, so the marks of a 2 GiB log take 1.3 MB.
 //!
 //! Readers do not hold the lock while they read files. Two readers may scan the same part
-//! concurrently; the second one discards its result.
+//! concurrently; the reader that finishes last discards its result.
 
 use super::{CHECKS, Change, Id, each_change};
 use parking_lot::Mutex;
@@ -36,7 +36,7 @@ impl Scope {
     }
 }
 
-/// Number of entries in a set, and the first and last id.
+/// Number of entries in a set, and the ids of the first and the last entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntrySummary {
     /// Number of entries.
@@ -67,7 +67,7 @@ pub enum Start {
     Oldest,
     /// After the newest entry of the log.
     End,
-    /// After this entry. `After(0-0)` is the first entry ever written.
+    /// After this entry. `After(0-0)` begins at the first entry ever written.
     After(Id),
     /// At this entry.
     At(Id),
@@ -98,8 +98,8 @@ impl From<Error> for ChangeReadError {
     }
 }
 
-/// Calls `look` up to eight times, until it does not return `Trimmed`. Segments may be removed
-/// concurrently.
+/// Calls `look` again while it returns `Trimmed`, at most eight times, because segments may be
+/// removed concurrently.
 fn again<T>(look: impl Fn() -> Result<T, ChangeReadError>) -> Result<T, ChangeReadError> {
     let mut looks = (0..8).map(|_| look());
     looks
@@ -132,7 +132,7 @@ impl Place {
 
 struct IndexedSegment {
     head: SegmentHead,
-    /// End of the scanned part.
+    /// End of the indexed part of the segment.
     to: Position,
     marks: Vec<Position>,
     tallies: BTreeMap<u32, EntrySummary>,
@@ -336,7 +336,7 @@ impl ChangeLog {
                 })
                 .map_err(|what| damaged(store, at, &what))?;
             }
-            // A batch is shorter than 2^26 bytes.
+            // The entry number fits into 32 bits, because a batch is shorter than 2^26 bytes.
             let skip = number as u32 + u32::from(!is_wanted);
             return if is_there {
                 Ok(Place { head, at, skip })
@@ -346,9 +346,9 @@ impl ChangeLog {
         }
     }
 
-    /// Calls `each` for the entries from `place` to `end`, and advances `place`. Also stops after
-    /// an entry for which `each` returns false, and after the batch that brings the bytes read to
-    /// `most`. Returns true if it reached `end`.
+    /// Calls `each` for the entries from `place` to `end`, and advances `place`. Stops early after
+    /// an entry for which `each` returns false, and after the batch with which the number of bytes
+    /// read reaches `most`. Returns whether it reached `end`.
     pub fn read(
         &self,
         store: &Store,
@@ -404,8 +404,8 @@ impl ChangeLog {
         }
     }
 
-    /// Skips this segment and the following ones without requested entries. Returns the position
-    /// after them, or `None` if this segment must be read.
+    /// Skips segments without requested entries, beginning with this segment. Returns the position
+    /// after the skipped segments, or `None` if this segment must be read.
     fn pass_over(
         &self,
         store: &Store,
@@ -466,7 +466,7 @@ impl ChangeLog {
                 let mark = self.mark(&head, high - 1);
                 let mut place = Place { head, at: mark, skip: 0 };
                 let mut some = VecDeque::new();
-                // Within one segment only the offset is compared.
+                // Within one segment only the offsets of two positions are compared.
                 let limit = Position { segment: head.segment, offset: high, ..end };
                 self.read(store, limit, scope, &mut place, u64::MAX, |id, space, change| {
                     if id > from {
@@ -492,8 +492,8 @@ impl ChangeLog {
         Ok(found)
     }
 
-    /// Counts the entries of the log, and first scans its unindexed parts. Omits entries of spaces
-    /// for which `is_known` returns false because they no longer exist.
+    /// Indexes the unindexed parts of the log, then counts all entries. Omits entries of spaces for
+    /// which `is_known` returns false because they no longer exist.
     pub fn count(
         &self,
         store: &Store,
@@ -550,7 +550,7 @@ impl ChangeLog {
         Ok(entries)
     }
 
-    /// Returns the number of segments and the offset of the first one.
+    /// Returns the number of segments and the offset of the first segment.
     pub fn reach(&self, store: &Store, end: Position) -> Result<(usize, u64), ChangeReadError> {
         let path = self.path(store, end)?;
         Ok((path.heads.len(), path.heads.first().map_or(0, |head| head.base)))

@@ -34,7 +34,7 @@ pub use log::{ChangeLog, ChangeReadError, EntrySummary, Place, Scope, Start};
 /// `seq` is the place times this factor, plus three digits of the chain value.
 const CHECKS: u64 = 1000;
 
-/// Id of an entry. Ids are ordered by position and displayed like those of Redis streams.
+/// Id of an entry. Ids are ordered by position and have the text format of Redis stream ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id {
     /// Term of the history that contains the entry.
@@ -60,7 +60,7 @@ impl Id {
         (self.seq / CHECKS).checked_sub(1)
     }
 
-    /// Returns the next lower id; the lowest id returns itself.
+    /// Returns the next lower id, or the lowest id itself.
     pub fn before(self) -> Id {
         match (self.term, self.seq) {
             (0, 0) => self,
@@ -113,7 +113,7 @@ pub fn each_change(
     let mut tell = |space: u32, change: Change<'_>| {
         stopped.set(!each(number, space, change));
         number += 1;
-        // Only an error stops the decoder of a record.
+        // Return an error, because nothing else stops the decoder of a record.
         if stopped.get() { Err(String::new()) } else { Ok(()) }
     };
     for record in Records::new(body) {

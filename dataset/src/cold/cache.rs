@@ -5,8 +5,9 @@
 //! of the 600 rows in a cached block only one would be used. A row's key contains the identity of
 //! its file. A merge writes a new file, so entries never become stale.
 //!
-//! quick_cache takes about 12 ns per hit and limits the cache by weight. It is scan-resistant: rows
-//! that are read only once do not evict frequently read rows.
+//! The cache uses the crate quick_cache, which takes about 12 ns per hit and limits the cache by
+//! weight. quick_cache is scan-resistant: rows that are read only once do not evict frequently read
+//! rows.
 //!
 //! A pinned row stays available to its thread until the batch ends, even if the cache evicts it.
 
@@ -28,8 +29,8 @@ pub(crate) type Key = (u64, u128);
 /// Values of a row. Up to [`INLINE`] values are stored inline, so that the cache counts their
 /// bytes.
 pub(crate) type Values = SmallVec<[i64; INLINE]>;
-/// Result of a lookup in a file: the values of a row, or `None` if it does not exist. For a pair
-/// that is set the list is empty.
+/// Result of a lookup in a file: the values of a row, or `None` if the row does not exist. For a
+/// pair that is set the list of values is empty.
 pub(crate) type Row = Option<Values>;
 /// A row, or the error message of the read.
 pub(crate) type Read = Result<Row, Arc<str>>;
@@ -65,7 +66,8 @@ pub struct ColdStats {
     pub reads_in_place: AtomicU64,
     /// Total latency of reads in nanoseconds.
     pub read_ns: AtomicU64,
-    /// Reads by duration: class n counts reads shorter than 2^n microseconds.
+    /// Histogram of read latencies: bucket n counts reads shorter than 2^n microseconds that are
+    /// not in a lower bucket.
     pub(crate) slower: [AtomicU64; 24],
     /// Failed reads other than checksum errors.
     pub errors: AtomicU64,
@@ -81,11 +83,11 @@ pub struct ColdStats {
     pub spilled_rows: AtomicU64,
     /// Pairs moved from memory to disk.
     pub spilled_pairs: AtomicU64,
-    /// Files merged with later changes.
+    /// Merges of a file with later changes.
     pub merges: AtomicU64,
     /// Bytes of new cold files.
     pub written_bytes: AtomicU64,
-    /// Failed spills and merges. Each is retried.
+    /// Failed spills and merges. Each failed operation is retried.
     pub failures: AtomicU64,
     /// Bytes read by the scrubber.
     pub scrubbed_bytes: AtomicU64,
@@ -106,7 +108,8 @@ impl ColdStats {
         self.slower[class].fetch_add(1, Relaxed);
     }
 
-    /// Numbers of reads shorter than 2^n microseconds. The last number includes all others.
+    /// Returns the histogram of read latencies. Bucket n counts reads shorter than 2^n microseconds
+    /// that are not in a lower bucket. The last bucket also counts all longer reads.
     pub fn reads_by_us(&self) -> Vec<u64> {
         self.slower.iter().map(|n| n.load(Relaxed)).collect()
     }
@@ -130,7 +133,7 @@ pub struct ColdCache {
     pub(super) cache: Cache<Key, Row, Weight, KeyHash>,
     /// Counters of cold reads and spills.
     pub figures: ColdStats,
-    /// Blocks known to be damaged.
+    /// Known damaged blocks.
     pub damaged: damage::Damaged,
     any: AtomicBool,
 }
@@ -156,13 +159,15 @@ impl ColdCache {
     }
 
     /// Whether any row or flag of any space may be on disk. Commands check this several times, so
-    /// it is a single load. It is set before the first row is written to disk, and never cleared.
+    /// it is a single load. The flag is set before the first row is written to disk, and never
+    /// cleared.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Relaxed)
     }
 
-    /// Marks the cold tier as in use. Call it before the first row or flag is written to disk.
+    /// Marks the cold tier as in use. Call this function before the first row or flag is written to
+    /// disk.
     pub(crate) fn begins(&self) {
         if !self.any.swap(true, Relaxed) {
             // Reserve memory, because repeated growth would fragment the heap. Untouched pages are
@@ -266,7 +271,7 @@ mod tests {
         assert!(taken <= BYTES && taken > BYTES / 2, "{taken} of {BYTES}");
     }
 
-    /// Skewed requests: 95 % are for 1 % of the ids. The popular ids drift.
+    /// Skewed requests: 95 % of them are for 1 % of the ids. The set of popular ids drifts.
     struct Traffic {
         random: fastrand::Rng,
         asked: u64,
@@ -275,10 +280,10 @@ mod tests {
     impl Traffic {
         const IDS: f64 = 2e6;
         const EXPONENT: f64 = 1.27;
-        /// Number of requests after which the next id becomes the most popular one.
+        /// Number of requests after which the next id becomes the most popular id.
         const DRIFT: u64 = 50;
 
-        /// Bounded Pareto, by inversion.
+        /// Samples a bounded Pareto distribution by inversion.
         fn next(&mut self) -> u64 {
             self.asked += 1;
             let power = 1.0 - Self::EXPONENT;
@@ -310,7 +315,7 @@ mod tests {
     }
 
     /// With drifting traffic the hit rate is close to that of [`MostUsed`] with the same memory. A
-    /// scan of all rows does not evict the popular ones.
+    /// scan of all rows does not evict popular rows.
     #[test]
     fn rows_that_are_asked_for_often_stay() {
         const ROWS: u64 = 20_000;

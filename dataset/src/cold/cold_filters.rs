@@ -46,7 +46,7 @@ pub struct ColdPairs {
     shared: Arc<ColdCache>,
     files: ArcSwap<Vec<Arc<PairFile>>>,
     end: AtomicU64,
-    /// Whether the last write failed. If so, writers do not wait for memory.
+    /// Whether the last write of a file failed. In this state writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
     /// Ranges that cannot be merged because a file is unreadable.
     pub(crate) damaged: Quarantine,
@@ -102,8 +102,8 @@ impl ColdPairs {
         self.files.store(Arc::new(files));
     }
 
-    /// Adds the read that a lookup of the pair needs. Returns false if no read is needed, because
-    /// the pair is in memory, pinned or cached.
+    /// Adds to `fetching` the read that a lookup of the pair needs. Returns false if no read is
+    /// needed, because the pair is in memory, pinned or cached.
     pub fn ask(
         &self,
         space: &phantom::Space,

@@ -36,7 +36,8 @@ impl Damaged {
     }
 }
 
-/// File name and offset of the damage if the error reports any.
+/// Returns the file name and the offset of the damage that an error reports; `None` for other
+/// errors.
 pub(crate) fn damage_location(error: &store::Error) -> Option<(String, u64)> {
     match error {
         store::Error::Corrupt { path, offset, .. } => {

@@ -24,8 +24,8 @@ use tokio::sync::oneshot;
 /// Number of jobs after which the next request batch is served: enough for a page of 50 rows with
 /// two flags each.
 const JOBS_PER_TURN: usize = 200;
-/// Number of missing rows and pairs at which a batch stops inspecting its pipelined requests. Rows
-/// of the remaining requests are read for the next batch.
+/// Number of missing rows and pairs after which a batch does not look at further pipelined
+/// requests. Rows of the remaining requests are read for the next batch.
 const MAX_MISSING_PER_TURN: usize = 4096;
 /// Queue length above which cancelled batches are purged. While a disk hangs, clients disconnect
 /// and reconnect, and their cancelled batches would fill the queue.
@@ -65,7 +65,8 @@ impl ColdReads {
         self.wanted.len() + self.pairs.len() + self.lookups.len()
     }
 
-    /// Whether the batch should stop inspecting its pipelined requests.
+    /// Whether the batch has reached its limit of missing rows and should not look at further
+    /// pipelined requests.
     pub fn is_limit_reached(&self) -> bool {
         self.len() >= MAX_MISSING_PER_TURN
     }
@@ -82,9 +83,9 @@ struct Job {
 }
 
 enum ReadJob {
-    /// Rows of one block.
+    /// Read of the requested rows of one block.
     Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
-    /// A pair: one page of each filter of the table.
+    /// Read of a pair: one page of each filter of the table.
     Pair { file: Arc<PairFile>, pair: Pair },
     /// Lookup in a ledger.
     LedgerLookup(Lookup),
@@ -118,11 +119,11 @@ struct Queue {
     wake: Condvar,
 }
 
-/// Queue of waiting request batches. The first one is served next.
+/// Queue of waiting request batches. The first batch is served next.
 #[derive(Default)]
 struct JobQueue {
     turns: VecDeque<PendingJobs>,
-    /// Queue length that triggers the next purge: twice the length after the last one.
+    /// Queue length that triggers the next purge: twice the length after the last purge.
     most: usize,
     closed: bool,
 }
@@ -142,7 +143,8 @@ impl JobQueue {
     }
 
     /// Returns the next job. Moves cancelled batches to `left`. The caller must release the lock
-    /// before it drops them: the last batch may own [`Cold`], whose drop acquires the lock.
+    /// before it drops these batches: the last batch may own [`Cold`], whose drop acquires the
+    /// lock.
     fn next(&mut self, left: &mut Vec<PendingJobs>) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
@@ -348,8 +350,8 @@ impl Cold {
         Arc::new(Cold { cache, reads: Reads::new(threads), trouble: Mutex::default() })
     }
 
-    /// The cache without the threads. Files refer only to the cache, so that they do not keep the
-    /// threads alive.
+    /// Returns the cache without the threads. Files hold a reference only to the cache, so that
+    /// they do not keep the threads alive.
     pub(crate) fn cache(&self) -> &Arc<ColdCache> {
         &self.cache
     }

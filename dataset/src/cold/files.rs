@@ -84,7 +84,7 @@ fn name_of(file: &ColdFile) -> u64 {
 pub struct ColdSpace {
     shared: Arc<Cold>,
     files: ArcSwap<Files>,
-    /// Whether the last spill found nothing to do. If so, writers do not wait for memory.
+    /// Whether the last spill found nothing to do. In this state writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
     /// Distance below the space's memory limit at which writers start to wait, in bytes.
     pub(crate) margin: AtomicU64,
@@ -151,7 +151,7 @@ impl ColdSpace {
 
     /// Calls `f` with the ids on disk in ascending order, starting at `from`. Stops after the block
     /// that completes `most` ids. Skips deleted rows. Returns the id at which the scan continues;
-    /// `None` at the end. Blocks on disk reads.
+    /// `None` at the end. The call blocks while it reads from disk.
     pub fn scan(
         &self,
         space: &counter::Space,
@@ -216,7 +216,7 @@ impl ColdSpace {
     }
 
     /// Reads a random block, uniformly over all files, into `ids` and `values`. Returns the number
-    /// of values per row; 0 if there is no file. Blocks on the disk read.
+    /// of values per row; 0 if there is no file. The call blocks while it reads from disk.
     fn some_block(
         &self,
         random: &mut fastrand::Rng,
@@ -270,8 +270,8 @@ impl ColdSpace {
         Ok(())
     }
 
-    /// Adds the read that a command on `id` needs, unless the row is pinned or cached. The row must
-    /// not be in memory.
+    /// Adds to `fetching` the read that a command on `id` needs, unless the row is pinned or
+    /// cached. The row must not be in memory.
     pub fn ask(&self, id: u64, fetching: &mut ColdReads) {
         let files = self.files.load();
         let Some(place) = files.find(id) else { return };

@@ -1,8 +1,8 @@
 //! Hash function for keys of cold rows and pairs, used by the cache and the pins.
 //!
-//! Clients choose ids, so the hash is keyed to prevent collision attacks. It multiplies each word
-//! of a key by a secret and combines both halves of the product. This takes a third of the time of
-//! SipHash.
+//! Clients choose ids, so the hash is keyed to prevent collision attacks. The hash function
+//! multiplies each word of a key by a secret and combines both halves of the product. It takes a
+//! third of the time of SipHash.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
@@ -72,8 +72,8 @@ mod tests {
     use super::*;
     use crate::cold::cache::Key;
 
-    /// Hashes collide as often as random numbers, for dense and sparse ids, ids of several files,
-    /// and pairs.
+    /// Hashes collide only as often as random numbers do, for adjacent and distant ids, ids of
+    /// several files, and pairs.
     #[test]
     fn names_are_spread() {
         const PLACES: usize = 1 << 16;

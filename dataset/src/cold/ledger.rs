@@ -18,7 +18,7 @@ use crate::cold::quarantine::Quarantine;
 use crate::cold::rebuilds::Rebuilds;
 use crate::dirty_keys::MarkedMember;
 use crate::log_records::RecordKind;
-use ledger::{Answer, Flush, Ledger, OwnedMember, PendingLookup};
+use ledger::{Answer, BlockBuffer, Flush, Ledger, OwnedMember, PendingLookup};
 use phantom::Member;
 use rolling::Unreadable;
 use std::sync::Arc;
@@ -49,13 +49,13 @@ pub struct PairLedger {
     ledger: Ledger,
     shared: Arc<ColdCache>,
     is_attached: AtomicBool,
-    /// Whether the last flush failed. If so, writers do not wait for memory.
+    /// Whether the last flush failed. In this state writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
     /// Counters of lookups.
     pub figures: LedgerFigures,
     /// Progress of filter rebuilds from the ledger.
     pub rebuilds: Rebuilds,
-    /// Contains all ids if the last trim skipped a damaged range.
+    /// Quarantined id ranges. Contains all ids if the last trim skipped a damaged range.
     pub(crate) damaged: Quarantine,
 }
 
@@ -90,7 +90,7 @@ impl PairLedger {
         })
     }
 
-    /// The underlying ledger.
+    /// Returns the ledger itself, without the cache and the counters.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -114,7 +114,7 @@ impl PairLedger {
         covered: u64,
         log: impl FnOnce() -> store::Result<u64>,
     ) -> store::Result<u64> {
-        // Call this before the first run exists, because requests must then check for cold pairs.
+        // Call this before the first run exists: from then on requests must check for cold pairs.
         self.shared.begins();
         let flushed = self.ledger.flush(store, flush, covered, log);
         if let Some(error) = self.ledger.take_unreadable() {
@@ -151,10 +151,7 @@ impl PairLedger {
     /// Whether a pair is set, after a positive answer of the filter. The result is valid while the
     /// caller holds the id's stripe. Reads synchronously if no answer is pinned.
     pub fn contains(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
-        self.figures.asked.fetch_add(1, Relaxed);
-        let set = self.find(id, member)?;
-        self.figures.false_positives.fetch_add(u64::from(!set), Relaxed);
-        Ok(set)
+        self.find(id, member).map(|set| self.count(set))
     }
 
     fn find(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
@@ -178,6 +175,46 @@ impl PairLedger {
         }
     }
 
+    /// Whether a pair is set, after a positive answer of the filter. `None` if the result needs a
+    /// disk read.
+    pub(crate) fn contains_in_memory(&self, id: u64, member: &Member<'_>) -> Option<bool> {
+        match self.ledger.ask(id, in_ledger(*member)) {
+            Answer::Known(set) => Some(self.count(set)),
+            Answer::NeedsBlock(_) => None,
+        }
+    }
+
+    /// Like [`PairLedger::contains`], for a series of pairs in their order. Blocks on disk reads.
+    pub(crate) fn contains_buffered(
+        &self,
+        id: u64,
+        member: &Member<'_>,
+        buffer: &mut BlockBuffer,
+    ) -> Result<bool, Unreadable> {
+        let (mut answer, reads) = (self.ledger.ask(id, in_ledger(*member)), buffer.reads);
+        let found = loop {
+            match answer {
+                Answer::Known(set) => break Ok(self.count(set)),
+                Answer::NeedsBlock(question) => match question.read_buffered(buffer) {
+                    Ok(next) => answer = next,
+                    Err(error) => {
+                        self.shared.record_failure(&error);
+                        break Err(Unreadable { id, why: error.to_string().into() });
+                    }
+                },
+            }
+        };
+        self.figures.reads.fetch_add(buffer.reads - reads, Relaxed);
+        found
+    }
+
+    /// Counts a lookup with its result, and returns the result.
+    fn count(&self, set: bool) -> bool {
+        self.figures.asked.fetch_add(1, Relaxed);
+        self.figures.false_positives.fetch_add(u64::from(!set), Relaxed);
+        set
+    }
+
     fn read(&self, question: PendingLookup) -> store::Result<Answer> {
         let started = Instant::now();
         let answer = question.read().inspect_err(|error| self.shared.record_failure(error))?;
@@ -186,7 +223,7 @@ impl PairLedger {
         Ok(answer)
     }
 
-    /// Whether any pair of `id` is set. Blocks on disk reads.
+    /// Whether any pair of `id` is set. The call blocks while it reads from disk.
     pub fn has_any(&self, id: u64) -> Result<bool, Unreadable> {
         let pairs = self.ledger.list((id, id), None, 1);
         let pairs = pairs.inspect_err(|error| self.shared.record_failure(error));
@@ -200,7 +237,7 @@ impl PairLedger {
     }
 
     /// Returns the form in which a mark stores a member. [`PairLedger::logged`] finds the pair by
-    /// it.
+    /// this form.
     #[inline]
     pub(crate) fn marked(&self, id: u64, member: &Member<'_>) -> MarkedMember {
         match member {
@@ -209,8 +246,8 @@ impl PairLedger {
         }
     }
 
-    /// Member and current state of a marked pair. `None` if it is no longer in memory: the log
-    /// already has its last state, or its id was dropped.
+    /// Member and current state of a marked pair. `None` if the pair is no longer in memory: the
+    /// log already has its last state, or its id was dropped.
     pub(crate) fn logged(&self, id: u64, member: MarkedMember) -> Option<(OwnedMember, bool)> {
         match member {
             MarkedMember::Number(number) => {
@@ -248,7 +285,7 @@ impl Lookup {
         self.ledger.key(id, member)
     }
 
-    /// Reads blocks until the result is known. Blocks on disk reads.
+    /// Reads blocks of the ledger until the result is known. The call blocks during these reads.
     pub(crate) fn read(self) -> (Key, Read) {
         let (key, seen, ledger) = (self.key(), self.question.seen(), self.ledger);
         let mut question = self.question;

@@ -1,9 +1,10 @@
 //! Records which rows of a page must be fetched from disk.
 //!
 //! Checking for cold rows before a request would cost as much as the request itself, and usually
-//! all rows are in the cache. So a page is read immediately, and rows that are neither cached nor
-//! pinned are recorded. If there are any, the reader threads fetch them, and the page is read
-//! again. The first attempt treats such rows as unreadable, and its result is discarded.
+//! all rows are in the cache. Therefore the worker reads a page immediately, and records rows that
+//! are neither cached nor pinned. If rows are missing, the reader threads fetch them, and the
+//! worker reads the page again. The first attempt treats such rows as unreadable, and its result is
+//! discarded.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Read, pinned};
 use crate::cold::fetch::ColdReads;
@@ -46,9 +47,9 @@ impl ColdCache {
         missing_reads
     }
 
-    /// Returns a pinned or cached row or pair. If it is missing and missing rows are recorded,
+    /// Returns a pinned or cached row or pair. If the row is missing and missing rows are recorded,
     /// calls `want` to record it and returns an error. Otherwise returns `None`, and the caller
-    /// reads synchronously.
+    /// reads the row synchronously.
     pub(crate) fn find(&self, key: &Key, want: impl FnOnce(&mut ColdReads)) -> Option<Read> {
         if let Some(read) = pinned(key) {
             return Some(read);

@@ -12,9 +12,9 @@
 //!
 //! Cold flags use the same path (`cold_filters.rs`).
 //!
-//! Command handlers do not know about cold rows. Before a command runs, the connection fetches and
-//! pins its cold rows (`counter/src/cold.rs` finds them). If a merge replaces the file before the
-//! command runs, the pin no longer matches, and the worker reads the row synchronously.
+//! Command handlers are independent of cold storage. Before a command runs, the connection fetches
+//! and pins its cold rows (`counter/src/cold.rs` finds them). If a merge replaces the file before
+//! the command runs, the pin no longer matches, and the worker reads the row synchronously.
 //!
 //! If a row cannot be read, every call that needs it returns [`Unreadable`], never the result for a
 //! missing row.

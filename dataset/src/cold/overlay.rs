@@ -13,8 +13,8 @@ pub(crate) fn overlay_bytes(space: &Space, cold: &ColdSpace) -> u64 {
 }
 
 /// Upper bound for the number of rows that are both in memory and in a file. Rows in memory may be
-/// new rows that are not in the file; only a merge detects this. So each range counts at most as
-/// many rows as its file has.
+/// new rows that are not in the file; only a merge detects this. Therefore the estimate for a range
+/// is at most the number of rows in its file.
 pub(crate) fn changed_rows(space: &Space, cold: &ColdSpace) -> u64 {
     let files = cold.files();
     let files = files.all().iter().map(|file| {
@@ -28,7 +28,8 @@ pub(crate) fn changed_rows(space: &Space, cold: &ColdSpace) -> u64 {
 }
 
 /// Upper bound for the number of rows both in memory and on disk. `ranges` contains the ends of
-/// each range, and its number of rows in memory and on disk. Adds up overlapping ranges first.
+/// each range, and its number of rows in memory and on disk. First adds up the rows of overlapping
+/// ranges.
 fn in_both(mut ranges: Vec<((u64, u64), (u64, u64))>) -> u64 {
     ranges.sort_unstable();
     let (mut sum, mut last, mut rows) = (0, None, (0u64, 0u64));

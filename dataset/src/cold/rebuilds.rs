@@ -14,7 +14,7 @@ const QUIET_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
 /// Growth by more than 1/`GROWTH_PART` is significant.
 const GROWTH_PART: u64 = 64;
-/// A new filter has room for the expected growth in this time.
+/// A new filter has room for the growth that is expected within this time.
 const GROWTH_TIME: Duration = Duration::from_secs(60);
 
 /// State of the rebuilds of a space.
@@ -23,7 +23,7 @@ pub struct Rebuilds {
     pub(crate) now: Mutex<Option<ActiveRebuild>>,
     /// Tables whose filters are too small or too large, by lowest id.
     watched: Mutex<HashMap<u64, WatchedTable>>,
-    /// Number of tables to rebuild, as of the last step. Includes the current one.
+    /// Number of tables to rebuild, including the current table, at the time of the last step.
     pub left: AtomicUsize,
     /// Number of rebuilt tables.
     pub tables: AtomicU64,
@@ -31,7 +31,7 @@ pub struct Rebuilds {
     pub pairs: AtomicU64,
 }
 
-/// Rebuild of a table, and the position in the ledger.
+/// Running rebuild of a table, and its position in the ledger.
 pub(crate) struct ActiveRebuild {
     pub(crate) rebuild: Rebuild,
     /// Last pair read; `None` at the start.
@@ -60,8 +60,8 @@ pub(crate) struct Resize {
 }
 
 impl Rebuilds {
-    /// Returns the most urgent table to resize now, the one with the most extensions, and the
-    /// number of tables to resize now.
+    /// Returns the table with the most extensions among those that are due for a resize, and the
+    /// number of tables that are due.
     ///
     /// A growing table is due when it has two extensions. Its new filter has room for the expected
     /// pairs of the next minute: at least half and at most three times the current number. Each

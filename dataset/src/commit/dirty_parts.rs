@@ -148,7 +148,7 @@ impl DirtyParts {
         }
     }
 
-    /// Makes all parts of the space dirty.
+    /// Marks all parts of the space as dirty.
     pub(crate) fn forget_space(&self, space: u32) {
         self.spaces.lock().remove(&space);
     }

@@ -38,8 +38,8 @@ pub(crate) struct CommitSource<'a> {
     existences: BTreeMap<u32, (u64, Vec<Range>)>,
 }
 
-/// Read views for the rows of one stripe. They are created under the stripe's lock, so their list
-/// of tables covers all marks of the stripe.
+/// Read views for the rows of one stripe. The views are created under the stripe's lock, so their
+/// list of tables covers all marks of the stripe.
 struct RowViews<'a> {
     engines: &'a Engines,
     /// View of the last counter space used.
@@ -88,8 +88,8 @@ impl<'a> CommitSource<'a> {
         self.note_unreadable(space.name(), read);
     }
 
-    /// Encodes the forgotten ids. They precede the pairs in the batch, because applying them drops
-    /// the pairs of earlier generations.
+    /// Encodes the forgotten ids. In the batch these records precede the pairs, because applying
+    /// them drops the pairs of earlier generations.
     fn encode_forgotten(&mut self, batch: &mut Batch) {
         self.forgotten.sort_unstable();
         self.forgotten.dedup();
@@ -119,8 +119,8 @@ impl<'a> CommitSource<'a> {
             // `encode` detects changes of the catalogue itself.
             Marked::Catalogue => {}
             Marked::Forgotten(number, id) => {
-                // Read the generation at the same time as the rows and pairs. It is unknown below
-                // the horizon.
+                // Read the generation at the same time as the rows and pairs. The generation is
+                // unknown for ids below the horizon.
                 let space = engines.existence_by_number(number);
                 let generation = space.map_or(0, |space| space.generation(id));
                 if generation > 0 {
@@ -266,8 +266,8 @@ impl LoggedState<Mark> for CommitSource<'_> {
             // it again.
             batch.push(0, RecordKind::Catalogue as u8, &self.current.catalogue().encode());
         }
-        // The layout is read after the pairs, so it covers them. It precedes them in the batch
-        // (L1).
+        // The layout is read after the pairs, so it covers them. In the batch the layout precedes
+        // the pairs (invariant L1 in `phantom/src/rollover.rs`).
         for space in engines.existences() {
             let seen = self.existences.get(&space.number());
             let now = space.course(seen.map_or(u64::MAX, |(changes, _)| *changes));

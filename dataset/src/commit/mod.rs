@@ -9,10 +9,10 @@
 //! [`store::Committer`] defines the rules of commits. `encode.rs` and `ring_records.rs` encode
 //! marked state as records. `recovery/apply.rs` applies records.
 //!
-//! This module also defines the replies while the log cannot be written. Writes are refused
-//! ([`Durability::refusal`]) and reads continue. Clients that wait for a commit receive an error:
-//! their change is in memory, but not durable. The commit thread writes these changes when the log
-//! is writable again.
+//! This module also defines what clients receive while the log cannot be written. Writes are
+//! refused ([`Durability::refusal`]) and reads continue. Clients that wait for a commit receive an
+//! error: their change is in memory, but not durable. The commit thread writes these changes when
+//! the log is writable again.
 
 use crate::commit::dirty_parts::DirtyParts;
 use crate::dirty_keys::Mark;
@@ -71,7 +71,7 @@ pub struct Durability {
     /// Offsets of the appended and the synced end of the log. Receivers are notified of every
     /// change.
     grown: watch::Sender<(u64, u64)>,
-    /// Whether this node is a replica. If so, its link appends the master's batches to the log.
+    /// Whether this node is a replica, whose link appends the master's batches to the log.
     follows: AtomicBool,
     /// Highest ticket of the writes before the policy changed to `always`. Their replies may have
     /// been sent before the sync.
@@ -127,7 +127,7 @@ impl Durability {
         &self.committer
     }
 
-    /// Returns the error if writes must be refused now.
+    /// Returns the error for writes while they must be refused; `None` while they are accepted.
     #[inline]
     pub fn refusal(&self) -> Option<String> {
         match self.committer.health() {
@@ -162,13 +162,14 @@ impl Durability {
         if self.holds_replies() { self.replied.load(SeqCst) } else { self.committer.ticket() }
     }
 
-    /// Whether [`Durability::shown`] contains every acknowledged write.
+    /// Whether the log up to [`Durability::shown`] contains every acknowledged write.
     pub fn has_logged(&self) -> bool {
         self.follows.load(SeqCst) || self.release.look().durable >= self.acknowledged_ticket()
     }
 
-    /// Waits until [`Durability::shown`] contains every write acknowledged before this call. Gives
-    /// up after a second, or when the log batch fails. Call it only from tasks of the workers.
+    /// Waits until the log up to [`Durability::shown`] contains every write acknowledged before
+    /// this call. Gives up after a second, or when the log batch fails. Call this function only
+    /// from tasks of the workers.
     pub async fn logged(&self) {
         let ticket = self.acknowledged_ticket();
         if !self.has_logged() {
@@ -183,8 +184,8 @@ impl Durability {
         self.shown().offset + u64::from(is_short)
     }
 
-    /// Waits until the log can be written and all acknowledged changes are synced. Call it only
-    /// from tasks of the workers.
+    /// Waits until the log can be written and all acknowledged changes are synced. Call this
+    /// function only from tasks of the workers.
     pub async fn recovered(&self) {
         let is_safe = |r: &CommitProgress| r.health == Health::Good && !self.has_unsynced(r.synced);
         self.release.wait(|r| is_safe(r).then_some(())).await;
@@ -222,7 +223,7 @@ impl Durability {
     }
 
     /// Waits until [`Committer::reserve`] can reserve `bytes` in a batch, or until the node refuses
-    /// writes. Call it only from tasks of the workers.
+    /// writes. Call this function only from tasks of the workers.
     pub async fn room_for(&self, bytes: usize) {
         let is_refused = || self.committer.health() != Health::Good || self.follows.load(SeqCst);
         let may_go = || self.committer.has_room(bytes) || is_refused();
@@ -259,7 +260,7 @@ impl Durability {
     }
 
     /// Waits until all changes up to `ticket` are durable under the policy. The error is the reply
-    /// to the writers. Call it only from tasks of the workers.
+    /// to the writers. Call this function only from tasks of the workers.
     pub async fn safe(&self, ticket: Ticket) -> Result<(), String> {
         self.committer.begin_round_for(ticket);
         self.release
@@ -275,8 +276,8 @@ impl Durability {
 
     /// Waits until the state that a reader saw is synced. `shown` is the ticket from
     /// [`Committer::sight`], or `Ticket::MAX` to wait for all changes so far. Also returns after a
-    /// failed attempt, because reads continue while the disk fails. Call it only from tasks of the
-    /// workers.
+    /// failed attempt, because reads continue while the disk fails. Call this function only from
+    /// tasks of the workers.
     pub async fn settled(&self, shown: Ticket) {
         let ticket = if shown < Ticket::MAX {
             shown
@@ -309,15 +310,15 @@ impl Durability {
         if self.holds_replies() && !self.follows.load(SeqCst) { synced } else { written }
     }
 
-    /// Returns the position up to which the log is both applied and synced on this node. A restart
-    /// does not lose these changes.
+    /// Returns the position up to which the log is both applied and synced on this node. Changes up
+    /// to this position survive a restart.
     pub fn applied_and_synced(&self) -> Position {
         let (written, synced) = self.positions();
         if written.offset < synced.offset { written } else { synced }
     }
 
-    /// Waits until [`Durability::applied_and_synced`] is above this offset. Call it only from tasks
-    /// of the workers.
+    /// Waits until [`Durability::applied_and_synced`] is above this offset. Call this function only
+    /// from tasks of the workers.
     pub async fn wait_for_stable_offset(&self, offset: u64) {
         self.release.wait(|_| (self.applied_and_synced().offset > offset).then_some(())).await;
     }
@@ -389,8 +390,8 @@ impl Durability {
         self.acknowledged.wait(|()| asked()).await
     }
 
-    /// Wakes the waiters of [`Durability::until`]. Call it when a replica acknowledges or
-    /// disconnects, the role changes, or a FAILOVER ends. The caller must not hold locks that
+    /// Wakes the waiters of [`Durability::until`]. Call this function when a replica acknowledges
+    /// or disconnects, the role changes, or a FAILOVER ends. The caller must not hold locks that
     /// `asked` acquires.
     pub fn acknowledged(&self) {
         self.acknowledged.tell(|()| ());
@@ -408,8 +409,8 @@ impl Durability {
         self.positions().1.offset
     }
 
-    /// Begins the log of a master, to which the commit thread appends. Call it before clients can
-    /// write.
+    /// Begins the log of a master, to which the commit thread appends. Call this function before
+    /// clients can write.
     pub fn begin(&self, log: &Log) {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);
@@ -417,7 +418,7 @@ impl Durability {
         self.accept_if_room(log);
     }
 
-    /// Refuses writes if the disk has no room for the log at startup. Otherwise accepts them.
+    /// Accepts writes at startup, unless the disk has no room for the log.
     pub fn accept_if_room(&self, log: &Log) {
         if log.has_failed() {
             self.refuse("the disk was full when the server started".into(), Health::Full);

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 const NOT_BELOW_ZERO: Bounds = Bounds { min: Some(0), max: None, saturate: true };
 
-/// A counter that an action has changed in addition to its first one.
+/// A counter that an action has changed in addition to its first counter.
 struct MovedCounter<'a> {
     space: &'a CounterSpace,
     id: u64,
@@ -77,10 +77,10 @@ impl Engines {
     /// counter, atomically. A repeated or concurrent action finds the flag set and changes nothing.
     ///
     /// After a false positive of the filter, the ledger shows that the flag is not set. In a space
-    /// without a ledger the action does not count.
+    /// without a ledger, an action whose flag is a false positive changes nothing.
     ///
-    /// If the id has no row, for example after DEL, the action counts even if the flag is set. It
-    /// does not change the member's counters, which already include it.
+    /// If the id has no row, for example after DEL, the action changes the id's counters even if
+    /// the flag is set. It does not change the member's counters, which already include the action.
     #[inline]
     pub fn act(
         &self,
@@ -125,10 +125,10 @@ impl Engines {
         Ok(change)
     }
 
-    /// Whether an action counts although the filters report its flag as set. `Some(false)`: the
-    /// ledger does not contain the pair. `Some(true)`: the id has no row, because it was deleted or
-    /// the flag was set without the action. In this case the member's counters already include the
-    /// action.
+    /// Whether an action must change the counters although the filters report its flag as set.
+    /// `Some(false)`: the ledger does not contain the pair. `Some(true)`: the id has no row,
+    /// because it was deleted or the flag was set without the action. In this case the member's
+    /// counters already include the action.
     fn must_count(
         &self,
         action: &Action,
@@ -196,8 +196,8 @@ impl Engines {
         Ok(change)
     }
 
-    /// Changes the further counters, all or none. If `is_again`, changes only counters of the id,
-    /// and only those whose row does not exist.
+    /// Changes either all further counters or none. If `is_again` is true, changes only counters of
+    /// the id, and only in spaces where the id has no row.
     #[inline]
     fn move_further_counters(
         &self,
@@ -285,8 +285,8 @@ mod tests {
     use crate::options::Options;
     use std::sync::Arc;
 
-    /// Each pair must count exactly once, even with a false-positive rate of 25 % and a low limit
-    /// of unset pairs.
+    /// Each pair must be counted exactly once, even with a false-positive rate of 25 % and a low
+    /// limit of unset pairs.
     #[test]
     fn counter_with_ledger_equals_its_members() {
         let mut options = Options::default();
@@ -344,7 +344,7 @@ mod tests {
         assert!(!engines.counters()[0].exists(7).unwrap());
         let kept = engines.act(like, &Member::Bytes(&long[1..]), 7, &mut Vec::new());
         assert_eq!(kept.unwrap(), Change::Changed);
-        // An undo by such a member has no effect.
+        // An undo by a member that is too long has no effect.
         assert_eq!(
             engines.undo(like, &Member::Bytes(&long), 7, &mut Vec::new()).unwrap(),
             Change::Unchanged

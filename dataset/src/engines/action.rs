@@ -8,8 +8,8 @@ pub struct Action {
     pub(super) counter: usize,
     pub(super) field: usize,
     pub(super) beside: Vec<FurtherCounter>,
-    /// Whether the action counts if the flag is set but the id has no row. True if all actions of
-    /// the flag change the same counter.
+    /// Whether the action changes its counters if the flag is set but the id has no row. True if
+    /// all actions of the flag change the same counter.
     pub(super) counts_without_row: bool,
 }
 
@@ -28,14 +28,14 @@ impl Action {
         &self.name
     }
 
-    /// Whether the action changes several counters. If so, the caller must exclude other writers of
-    /// the id, and of the member if [`Action::counts_member`].
+    /// Whether the action changes several counters. For such an action the caller must exclude
+    /// other writers of the id, and of the member if [`Action::counts_member`] is true.
     #[inline]
     pub fn is_wide(&self) -> bool {
         !self.beside.is_empty()
     }
 
-    /// Whether the action changes counters of the member. If so, the member must be a number.
+    /// Whether the action changes counters of the member, which must then be a number.
     pub fn counts_member(&self) -> bool {
         self.beside.iter().any(|beside| beside.of_member)
     }

@@ -19,8 +19,8 @@ use counter::Schema;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Minimum number of tables within the memory limit of a spilling space. The newest one cannot
-/// spill, one is being spilled, and two are for changes of spilled rows.
+/// Minimum number of tables within the memory limit of a spilling space. The newest table cannot be
+/// spilled, one table is being spilled, and two hold changes of spilled rows.
 const TABLES_WITHIN_LIMIT: u64 = 4;
 /// Number of bits per row in addition to its fields: the id, and the share of empty slots and
 /// dictionaries.
@@ -29,8 +29,8 @@ const ROW_BITS: u64 = 32;
 const FIELD_SPARE_BITS: u64 = 2;
 
 impl Engines {
-    /// Creates empty spaces from a catalogue. Options that the catalogue lacks are those of the
-    /// configuration.
+    /// Creates empty spaces from a catalogue. Options that are not in the catalogue are taken from
+    /// the configuration.
     pub fn new(
         options: &Options,
         catalogue: &Catalogue,
@@ -103,7 +103,7 @@ impl Engines {
     }
 
     /// Adopts the schemas of a catalogue for existing spaces. During replay, the log may contain
-    /// older schemas than the current ones.
+    /// schemas that are older than those of the spaces.
     pub(crate) fn adopt_schemas(&self, told: &Catalogue) -> Result<(), BuildError> {
         for known in &told.counter {
             let Some(space) = self.counter_by_number(known.number) else { continue };
@@ -114,7 +114,8 @@ impl Engines {
         Ok(())
     }
 
-    /// Returns the existing space with this entry's number, or a new one, with the entry's options.
+    /// Returns the existing space with this entry's number, or a new space, with the entry's
+    /// options.
     fn make_counter(&self, known: &CounterEntry, slot: u8) -> Result<CounterSpace, BuildError> {
         let made = Arc::new(known.made.clone());
         let (text_rows, expire) = (made.text_rows, made.expire);
@@ -135,7 +136,8 @@ impl Engines {
         })
     }
 
-    /// Returns the existing space with this entry's number, or a new one, with the entry's options.
+    /// Returns the existing space with this entry's number, or a new space, with the entry's
+    /// options.
     fn make_existence(&self, known: &ExistenceEntry) -> Result<ExistenceSpace, BuildError> {
         let made = Arc::new(known.made.clone());
         let (has_members, expire) = (made.members, made.expire);
@@ -234,8 +236,8 @@ pub fn existence_options(made: &options::Existence) -> phantom::Options {
 }
 
 /// Number of rows per table of a counter space. A spill writes a full table, so
-/// [`TABLES_WITHIN_LIMIT`] tables must fit into the limit of a spilling space. The limit is `part`
-/// bytes if the space does not configure one.
+/// [`TABLES_WITHIN_LIMIT`] tables must fit into the limit of a spilling space. A space without a
+/// configured limit has a limit of `part` bytes.
 fn rows_per_table(made: &options::Counter, schema: &counter::Schema, part: u64) -> u64 {
     let bits: u64 =
         schema.living().map(|(_, field)| u64::from(field.width) + FIELD_SPARE_BITS).sum();

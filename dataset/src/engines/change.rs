@@ -6,7 +6,8 @@
 //! writes the new catalogue with its next batch. The catalogue thus precedes all records of a new
 //! space, because writers can mark changes only after the replacement.
 //!
-//! A writer may still use the previous value. Its marks for a dropped space are not logged.
+//! A writer may still use the previous value. If it marks changes in a dropped space, they are not
+//! logged.
 
 use crate::catalogue::{Catalogue, EditError, ExistenceEntry};
 use crate::dirty_keys::Mark;
@@ -35,9 +36,10 @@ impl Current {
         self.change().now().catalogue()
     }
 
-    /// Edits the catalogue. An error changes nothing.
+    /// Edits the catalogue. If the edit fails, nothing changes.
     ///
-    /// Calls `may` while other changes are excluded. If `may` returns an error, so does the edit.
+    /// Calls `may` while other changes are excluded. If `may` returns an error, the edit fails with
+    /// this error.
     pub fn edit<E: From<ChangeError>>(
         &self,
         may: impl FnOnce() -> Result<(), E>,
@@ -62,7 +64,8 @@ impl Current {
     pub fn learn(&self, told: &Catalogue) -> Result<(), BuildError> {
         let changing = self.change();
         let engines = changing.now();
-        // A master logs its catalogue again after a promotion, so it is often the current one.
+        // A master logs its catalogue again after a promotion, so the record often contains the
+        // current catalogue.
         if engines.catalogue() == *told {
             return Ok(());
         }
@@ -101,7 +104,7 @@ impl Current {
         work: impl FnOnce(&mut Option<Group>) -> R,
     ) -> Result<R, E> {
         let engines = self.load();
-        // Same lock order as in `alter`.
+        // Lock in the same order as `alter`.
         let mut turn = engines.turn(0);
         let _changing = self.change();
         may()?;
@@ -151,7 +154,7 @@ impl Engines {
         Ok(())
     }
 
-    /// Builds new engines from a catalogue. They share the data of existing spaces.
+    /// Builds new engines from a catalogue. The new engines share the data of existing spaces.
     fn changed_to(&self, told: &Catalogue) -> Result<Engines, BuildError> {
         let mut next = self.clone();
         next.adopt(told)?;

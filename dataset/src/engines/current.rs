@@ -54,7 +54,8 @@ impl Current {
     }
 
     /// Frees previous values that are no longer in use. Returns whether none is left. Freeing is
-    /// slow, so workers must not call this. Call it after each change and about once per second.
+    /// slow, so workers must not call this. Call this function after each change and about once per
+    /// second.
     pub fn free_former_engines(&self) -> bool {
         let mut former = self.former.lock();
         let (held, gone): (Vec<_>, Vec<_>) =

@@ -79,7 +79,7 @@ impl Engines {
     /// Maximum size of `events` events and the offset in the log, in bytes.
     pub fn log_bytes_of_events(&self, events: usize) -> usize {
         let rows: usize = self.counters().iter().map(|space| self.log_bytes_of_row(space)).sum();
-        // One row of the id and one of the member.
+        // Per space, an event changes at most one row of its id and one row of its member.
         RECORD_BYTES + events * (self.log_bytes_of_pair() + 2 * rows)
     }
 
@@ -142,7 +142,7 @@ impl Engines {
 
     /// Sets the offset of a source. Returns false if there are too many offsets.
     pub fn move_offset(&self, partition: Partition<'_>, to: Offset) -> bool {
-        // The catalogue's stripe.
+        // Lock the catalogue's stripe, which protects offsets.
         let mut turn = self.turn(0);
         let number = self.offsets.put(partition.source, partition.number, to);
         if let Some(number) = number {

@@ -1,12 +1,12 @@
 //! Divides the memory budget among all spaces, according to their demand.
 //!
-//! Each space has a limit. To stay below it, it spills, recycles or refuses writes. This module
-//! sets the limits several times per second, so that their sum stays within the budget. It also
-//! sets them before a write is refused for lack of memory.
+//! Each space has a limit. To stay below its limit, a space spills, recycles or refuses writes.
+//! This module sets the limits several times per second, so that their sum stays within the budget.
+//! It also adjusts the limits before a write is refused for lack of memory.
 //!
-//! - While memory suffices, each space may grow into all free memory.
+//! - While there is enough memory, each space may use all free memory.
 //! - Otherwise, a space that does not spill keeps its memory and may grow by its next table. Spaces
-//!   that spill share the rest by max-min fairness: the largest ones get equal limits. Their
+//!   that spill share the rest by max-min fairness: the largest spaces get equal limits. Their
 //!   writers wait until they have spilled.
 //!
 //! The limit of a space never exceeds its `memory_limit`.
@@ -17,18 +17,19 @@ use super::spaces::{CounterSpace, ExistenceSpace};
 use crate::options::Options;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Minimum limit of a counter space that spills, in bytes. With a lower one, its tables and thus
+/// Minimum limit of a counter space that spills, in bytes. With a lower limit, its tables and thus
 /// its demand would shrink repeatedly.
 const MIN_COUNTER_BYTES: u64 = 2 << 20;
 /// A counter space begins to spill when less than 1/8 of its limit is free, or less than its next
 /// table needs.
 const SPARE_PART: u64 = 8;
-/// Writers wait when 1/4 of this margin is free. The rest is for requests in progress.
+/// Writers start to wait when only 1/`MARGIN_PART` of the margin for spills is free. This part is
+/// for requests in progress.
 const MARGIN_PART: u64 = 4;
 
 /// The unflushed pairs of all ledgers may use 1/`LEDGER_PART` of the budget.
 const LEDGER_PART: u64 = 16;
-/// Minimum limit of a ledger's unflushed pairs, in bytes. With a lower one it would flush
+/// Minimum limit of a ledger's unflushed pairs, in bytes. With a lower limit, a ledger would flush
 /// constantly.
 const MIN_LEDGER_BYTES: u64 = 1 << 20;
 
@@ -125,7 +126,7 @@ impl CounterSpace {
     }
 
     /// Margin below `limit` at which the space begins to spill, in bytes. The next table may be
-    /// larger than the largest one, because dictionaries grow.
+    /// larger than all existing tables, because dictionaries grow.
     pub(crate) fn spare(&self, limit: u64) -> u64 {
         let largest = self.largest_table();
         (limit / SPARE_PART).max(largest + largest / 4).min(limit / 2)
@@ -309,13 +310,13 @@ mod tests {
         // Spaces that spill keep their newest tables.
         let limits = divide(72 * MIB, &[spilling(60 * MIB), spilling(60 * MIB), kept]);
         assert_eq!(limits, [MIB, MIB, 70 * MIB]);
-        // Their next tables do not reserve memory.
+        // The next tables of spaces that spill do not reserve memory.
         let young = MemoryDemand { newest: 20 * MIB, ..spilling(MIB) };
         let kept = MemoryDemand { spills: false, ..spilling(8 * MIB) };
         assert_eq!(divide(30 * MIB, &[young, kept, young])[1], 9 * MIB);
     }
 
-    /// The current tables of flags are small, but their next ones are large.
+    /// The current tables of flags are small, but the next tables are large.
     #[test]
     fn rows_are_not_refused_for_tables_that_are_not_there_yet() {
         let mut options = Options { memory_bytes: 12 * MIB, ..Options::default() };

@@ -5,6 +5,7 @@
 
 mod act;
 mod action;
+mod among;
 pub mod audit;
 mod build;
 pub mod change;
@@ -22,6 +23,7 @@ mod view;
 mod write;
 
 pub use action::Action;
+pub use among::MemberSets;
 pub use build::existence_options;
 pub use change::ChangeError;
 pub use current::Current;

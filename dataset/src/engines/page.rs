@@ -9,8 +9,8 @@ use rolling::{Unreadable, UnreadableIds};
 /// Result of a page read: the columns of a view for each id. The next page reuses its buffers.
 #[derive(Default)]
 pub struct Page {
-    /// Per column: index of its first value in `rows`, and distance between its values. Both depend
-    /// on the schemas at the time of the read.
+    /// Per column: index of its first value in `rows`, and distance between its values. Both values
+    /// depend on the schemas at the time of the read.
     columns: Vec<(usize, usize)>,
     /// Whether the columns of an id are adjacent in `rows`.
     is_contiguous: bool,
@@ -59,7 +59,7 @@ impl Page {
     }
 
     /// Returns the page in a simpler form if it has four adjacent counters and two flags, and all
-    /// answers are known. Most pages do.
+    /// answers are known. Most pages have this form.
     pub fn usual(&self) -> Option<UsualPage<'_>> {
         let is_usual = self.is_contiguous
             && self.columns.len() == 4
@@ -84,9 +84,9 @@ impl Page {
 }
 
 impl Engines {
-    /// Verifies a page's positive answers with the ledgers of the view's flags. Pairs that cannot
-    /// be read become negative, and the error contains their ids. Returns `None` if no flag has a
-    /// ledger.
+    /// Verifies a page's positive answers with the ledgers of the view's flags. Answers for pairs
+    /// that cannot be read become negative, and the error contains the ids of these pairs. Returns
+    /// `None` if no flag has a ledger.
     pub fn verify_page(
         &self,
         view: &View,
@@ -123,8 +123,8 @@ impl Engines {
 pub(crate) type UsualPage<'a> = (&'a [[i64; 4]], &'a [[Answers; 2]]);
 
 /// Number of lookups whose cache lines are prefetched together. A lookup covers one flag and
-/// [`BATCH`] ids. It stores its positions on the stack, and uses one of the eight snapshots that a
-/// thread can hold without reference counting.
+/// [`BATCH`] ids. Each lookup stores its positions on the stack, and uses one of the eight
+/// snapshots that a thread can hold without reference counting.
 const LOOKUPS_PER_BATCH: usize = 4;
 
 impl Engines {
@@ -149,7 +149,7 @@ impl Engines {
         names
     }
 
-    /// Whether a view shows all current fields of a space instead of selected ones.
+    /// Whether a view shows all current fields of a space instead of selected fields.
     pub fn shows_whole(&self, view: &View, space: &CounterSpace) -> bool {
         let is_it = |source: usize| self.counters[view.sources[source]].number == space.number;
         view.columns.iter().any(|column| matches!(*column, Column::All(source) if is_it(source)))

@@ -1,7 +1,7 @@
 //! [`Engines`]: the spaces, views and actions of a data set, and the mapping of keys to them.
 //!
-//! The value is immutable. A catalogue change creates a new value, which replaces the current one
-//! (`current.rs`). Both share the data of spaces that are in both.
+//! The value is immutable. A catalogue change creates a new value, which replaces the current value
+//! (`current.rs`). The old and the new value share the data of their common spaces.
 
 use crate::catalogue::Catalogue;
 use crate::cold::Cold;
@@ -105,7 +105,7 @@ pub struct Engines {
     pub cold: Arc<Cold>,
     /// Whether a master's log determines the boundaries of tables.
     pub(crate) follows: Arc<AtomicBool>,
-    /// Catalogue. Its schemas may be outdated; the spaces have the current ones.
+    /// Catalogue. Its schemas may be outdated; the spaces have the current schemas.
     pub(super) catalogue: Arc<Catalogue>,
 }
 
@@ -260,8 +260,8 @@ impl Engines {
         self.counter_name(action.counter, action.field)
     }
 
-    /// Names of the further counters that an action changes, those of the id or those of the
-    /// member.
+    /// Names of the further counters that an action changes: counters of the member if `of_member`
+    /// is true, otherwise counters of the id.
     pub fn further_counter_names(&self, action: &Action, of_member: bool) -> Vec<String> {
         let beside = action.beside.iter().filter(|beside| beside.of_member == of_member);
         beside.map(|beside| self.counter_name(beside.counter, beside.field)).collect()
@@ -303,7 +303,8 @@ impl Engines {
         self.existences.iter().find(|s| s.number == number)
     }
 
-    /// Replaces an existence space by one with the contents of a snapshot and of its cold files.
+    /// Replaces an existence space with a space that has the contents of a snapshot and of the cold
+    /// files.
     pub(crate) fn restore(
         &mut self,
         number: u32,
@@ -326,7 +327,7 @@ impl Engines {
         catalogue
     }
 
-    /// Version of the catalogue. Each change increments it.
+    /// Version of the catalogue, which each change increments.
     #[inline]
     pub fn version(&self) -> u64 {
         self.catalogue.version
@@ -337,7 +338,7 @@ impl Engines {
         self.counter_by_number(number).is_some() || self.existence_by_number(number).is_some()
     }
 
-    /// Whether the space with this number was dropped.
+    /// Whether a space with this number existed and was dropped.
     pub fn is_dropped(&self, number: u32) -> bool {
         (1..=self.catalogue.last).contains(&number) && !self.has(number)
     }
@@ -367,8 +368,8 @@ impl Engines {
         self.existences.iter().filter_map(|space| space.ledger.as_ref())
     }
 
-    /// Whether writers must wait because a space is nearly full and spills. This is checked before
-    /// every pipelined write, so without spills it only costs one or two loads.
+    /// Whether writers must wait because a space is nearly full and spills. Every pipelined write
+    /// performs this check, so it only costs one or two loads if nothing spills.
     #[inline]
     pub fn is_spilling(&self) -> bool {
         (self.spills || self.has_cold()) && self.is_any_crowded()
@@ -452,7 +453,7 @@ impl Engines {
         self.counters.iter().for_each(|space| space.settle());
     }
 
-    /// Measures the rates of new pairs. Call it from one thread, about once per second.
+    /// Measures the rates of new pairs. Call this function from one thread, about once per second.
     pub fn measure(&self, elapsed: Duration) {
         self.existences.iter().for_each(|space| space.measure(elapsed));
     }
@@ -470,7 +471,8 @@ impl MemoryBudget {
     }
 }
 
-/// Listener for changes, used by client tracking. It is only called while it has clients.
+/// Listener for changes, used by client tracking. The server calls the listener only while some
+/// client uses tracking.
 pub trait ChangeListener: Send + Sync {
     /// Called after a change, under the id's stripe.
     fn changed(&self, engines: &Engines, place: Place);

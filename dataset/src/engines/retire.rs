@@ -1,7 +1,7 @@
 //! Retirement of counters: removes the rows below a counter space's horizon.
 //!
 //! The horizon is part of the catalogue, which is logged, replicated and recovered. TM.SPACE RETIRE
-//! or the option `keep_newest` raises it.
+//! or the option `keep_newest` raises the horizon.
 
 use crate::engines::registry::Engines;
 use crate::engines::spaces::CounterSpace;

@@ -59,13 +59,13 @@ impl CounterSpace {
         &self.made.name
     }
 
-    /// Number that a SCAN cursor contains for this space. Does not change when other spaces are
-    /// created or dropped.
+    /// Number that identifies this space in a SCAN cursor. The number does not change when other
+    /// spaces are created or dropped.
     pub fn slot(&self) -> u8 {
         self.slot
     }
 
-    /// Declared options. `fields` contains the original fields; the schema has the current ones.
+    /// Declared options. `fields` contains the original fields; the schema has the current fields.
     pub fn declared(&self) -> &options::Counter {
         &self.made
     }
@@ -191,8 +191,8 @@ impl ExistenceSpace {
         self.ledger.as_ref()
     }
 
-    /// Whether a pair that the filters report as set is actually set. Asks the ledger, if there is
-    /// one.
+    /// Whether a pair that the filters report as set is actually set. Looks up the pair in the
+    /// ledger, if there is one.
     #[inline]
     pub(crate) fn confirm_set(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
         self.ledger.as_ref().map_or(Ok(true), |ledger| ledger.contains(id, member))
@@ -219,8 +219,8 @@ impl ExistenceSpace {
         }
     }
 
-    /// Verifies positive answers of the filters with the ledger. Pairs that cannot be read become
-    /// negative, and the error contains their ids.
+    /// Verifies positive answers of the filters with the ledger. Answers for pairs that cannot be
+    /// read become negative, and the error contains the ids of these pairs.
     pub fn verify(
         &self,
         member: &Member<'_>,
@@ -237,11 +237,12 @@ impl ExistenceSpace {
         UnreadableIds::check(failed)
     }
 
-    /// Adds the reads that a lookup of a pair needs: from filters and, if `exact`, for example for
-    /// a write, from the ledger. Adds nothing if the answer is in memory, cached or pinned.
+    /// Adds to `fetching` the reads that a lookup of a pair needs: from filters and, if `exact` is
+    /// true (for example for a write), from the ledger. Adds nothing if the answer is in memory,
+    /// cached or pinned.
     pub fn ask(&self, (id, member): (u64, &Member<'_>), exact: bool, fetching: &mut ColdReads) {
         let waits = self.cold.ask(&self.space, (id, member), fetching);
-        // After the read of the filter's page the caller calls this again.
+        // The caller calls this function again after it has read the filter's page.
         if exact
             && !waits
             && let Some(ledger) = &self.ledger
@@ -272,7 +273,7 @@ impl ExistenceSpace {
             .then(|| self.space.pairs_until_recycled() as f64 / rate)
     }
 
-    /// Updates the rate. Call it from one thread, about once per second.
+    /// Updates the rate. Call this function from one thread, about once per second.
     pub(super) fn measure(&self, elapsed: Duration) {
         let tables = self.space.tables();
         let Some(newest) = tables.last() else { return };
@@ -280,7 +281,7 @@ impl ExistenceSpace {
         let Some((low, pairs)) = before else { return };
         let since = tables.iter().filter(|table| table.low >= low);
         let since = since.map(|table| table.pairs).sum::<u64>();
-        // Skip this measurement if the table was cleared or recycled since the last one.
+        // Skip this measurement if the table was cleared or recycled since the last measurement.
         let Some(come) = since.checked_sub(pairs) else { return };
         let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
         let before = self.pairs_per_s();
@@ -299,8 +300,8 @@ impl Deref for ExistenceSpace {
     }
 }
 
-/// Member of all pairs in spaces without members. It is an empty string, so it cannot equal a
-/// viewer's number.
+/// Member of all pairs in spaces without members: an empty string, which cannot equal a viewer's
+/// number.
 pub const NO_MEMBER: Member<'static> = Member::Bytes(b"");
 
 pub(crate) fn is_reserved(field: &str) -> bool {

@@ -26,14 +26,14 @@ pub struct WatchedState {
     rolls: u64,
 }
 
-/// Hash that selects an id's stripe. Fibonacci hashing, so that adjacent ids use different stripes.
+/// Hash that selects an id's stripe. Fibonacci hashing assigns adjacent ids to different stripes.
 #[inline]
 fn stripe_of(id: u64) -> u64 {
     id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
 /// Guard of a write to an existence space. On drop it marks the catalogue if the write opened a
-/// table or moved outliers. A write may do so even if it is refused.
+/// table or moved outliers. Even a refused write may open a table or move outliers.
 pub(super) struct PairGuard<'a> {
     turn: WriteGuard<'a, Mark>,
     space: &'a phantom::Space,
@@ -131,7 +131,7 @@ impl Engines {
     }
 
     /// Waits for all writers that hold a stripe. Later writers see all previous stores of this
-    /// thread. The caller must hold no stripe, or all.
+    /// thread. The caller must hold either no stripe or all stripes.
     pub fn wait_for_writers(&self) {
         self.durability.committer().wait_for_stripe_writers();
     }
@@ -148,7 +148,8 @@ impl Engines {
         turn.mark(Mark::row(space.number, id));
     }
 
-    /// Starts to watch a key. Returns its state for [`Engines::has_changed`].
+    /// Starts to watch a key. Returns the key's current state, to be passed to
+    /// [`Engines::has_changed`].
     pub fn watch(&self, place: Place) -> WatchedState {
         let changes = self.watches.watch(place);
         // Wait for a writer that holds the stripe. Later writers see the watch.
@@ -174,8 +175,8 @@ impl Engines {
     }
 
     /// Excludes schema changes and other writers of these ids, or all writers for `None`, until the
-    /// guard is dropped. All marks are in one log batch; `reserved` guarantees that they fit. The
-    /// caller may write only these ids, and only with a reservation.
+    /// guard is dropped. All marks are in one log batch; `reserved` guarantees that the marks fit
+    /// into the batch. The caller may write only these ids, and only with a reservation.
     pub fn exclusive<'a>(
         &'a self,
         ids: Option<Vec<u64>>,
@@ -249,7 +250,7 @@ impl Engines {
     }
 
     /// Closes the open table of the id range that has been idle longest, and marks this for the
-    /// log. Returns whether there was one.
+    /// log. Returns whether there was such a table.
     pub(crate) fn close_range(&self, space: &ExistenceSpace) -> bool {
         let _turn = self.pair_guard(space, 0);
         space.space.close_range()
@@ -270,7 +271,8 @@ impl Engines {
         drop(self.turn(0));
     }
 
-    /// Calls [`counter::Space::add`] within the space's memory limit.
+    /// Calls [`counter::Space::add`], and retries if a new division of the budget raises the
+    /// space's memory limit.
     #[inline]
     pub(super) fn add_to_row(
         &self,
@@ -290,7 +292,8 @@ impl Engines {
         )
     }
 
-    /// Calls [`counter::Space::set`] within the space's memory limit.
+    /// Calls [`counter::Space::set`], and retries if a new division of the budget raises the
+    /// space's memory limit.
     #[inline]
     fn set_in_row(
         &self,
@@ -497,9 +500,9 @@ impl Engines {
     /// Marks a change of a pair for the log, and the id's row in counter space `row` if it has also
     /// changed. Updates the ledger.
     ///
-    /// Without a ledger, also marks a pair that the filters reported as set. It may be a false
-    /// positive, which filters rebuilt from the log would not repeat. A client that received the
-    /// reply "already set" must still find the pair after a restart (promise 6 in
+    /// Without a ledger, also marks a pair that the filters reported as set. The report may be a
+    /// false positive, which filters rebuilt from the log would not repeat. A client that received
+    /// the reply "already set" must still find the pair after a restart (promise 6 in
     /// `docs/promises.md`).
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the change of a pair")]

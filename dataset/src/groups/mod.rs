@@ -68,9 +68,9 @@ pub struct Pending {
 /// Consumer of a group.
 #[derive(Clone, Debug, Default)]
 pub struct Consumer {
-    /// Unix time of its last command in milliseconds.
+    /// Unix time of the consumer's last command in milliseconds.
     pub seen_ms: u64,
-    /// Entries delivered to it and not acknowledged.
+    /// Entries delivered to this consumer and not acknowledged.
     pub pending: BTreeSet<Id>,
 }
 
@@ -185,7 +185,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Runs `work` with a group; `None` if the group does not exist.
+    /// Calls `work` with a group, or with `None` if the group does not exist.
     pub fn with<R>(&self, key: &Key, work: impl FnOnce(Option<&mut Group>) -> R) -> R {
         work(self.state.lock().groups.get_mut(key))
     }
@@ -255,7 +255,7 @@ impl Groups {
         self.waiting.enqueue(keys)
     }
 
-    /// Whether this waiter is the first one in the group's queue, or the queue is empty.
+    /// Whether this waiter is the first in the group's queue, or the queue is empty.
     pub fn has_turn(&self, key: &Key, number: u64) -> bool {
         self.waiting.has_turn(key, number)
     }
@@ -294,13 +294,14 @@ mod tests {
                 group.deliver(id(seq), &anna, 8, 1);
             }
         }));
-        // Delivery continues after the pending entries. A restart begins with them.
+        // Delivery continues after the pending entries. After a restart, delivery begins with the
+        // pending entries.
         assert!(change(&|group| group.next = Cursor::After(id(9))));
         assert_eq!(cursor(), Some(Cursor::At(id(6))));
         assert!(!change(&|group| assert!(group.acknowledge(id(7)) && !group.acknowledge(id(8)))));
         assert!(change(&|group| assert!(group.acknowledge(id(6)))));
         assert_eq!(cursor(), Some(Cursor::At(id(9))));
-        // The entry moves to another consumer, and is removed with it.
+        // The entry moves to another consumer, and is removed together with that consumer.
         assert!(!change(&|group| {
             let (ben, _) = group.consumer(b"ben", 9);
             group.deliver(id(9), &ben, 9, 2);

@@ -1,5 +1,5 @@
 //! Wait queues of consumer groups. As in Redis, the consumer that has waited longest is served
-//! first. All waiters wake when the log grows, and all but the first one wait again.
+//! first. When the log grows, all waiters wake up, and all except the first go back to waiting.
 
 use crate::changes::Scope;
 use parking_lot::Mutex;

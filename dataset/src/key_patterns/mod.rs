@@ -4,8 +4,8 @@
 //! without `{field}` refers to the space's first field. An id is a canonical decimal `u64`, so that
 //! a row has only one key: `017` is invalid unless the space accepts padded ids. The configuration
 //! must not have two patterns that match the same key, so their order does not matter. As an
-//! exception, a pattern for counters and one for pairs without members may match the same key. In
-//! this case the command determines the space.
+//! exception, a pattern for counters and a pattern for pairs without members may match the same
+//! key. In this case the command determines the space.
 //!
 //! Braces around `{id}` are literal: the pattern `post:{{id}}` matches `post:{17}`. Proxies and
 //! clusters route a key by its hash tag, the text in braces. All keys of one post are thus on one
@@ -108,7 +108,7 @@ impl fmt::Display for Pattern {
 }
 
 impl Pattern {
-    /// Parses patterns separated by whitespace. SCAN and KEYS return keys of the first one.
+    /// Parses patterns separated by whitespace. SCAN and KEYS return keys of the first pattern.
     pub fn parse_all(kind: Kind, text: &str) -> Result<Vec<Pattern>, PatternError> {
         text.split_ascii_whitespace().map(|text| Pattern::parse(kind, text)).collect()
     }
@@ -344,7 +344,8 @@ mod tests {
             (row("a{id}"), row("ab{id}"), false),
             (row("a{id}"), cell("a{id}"), true),
             (cell("a{id}"), cell("a{id}:{field}"), false),
-            // One pattern has text where the other one has its id. The rest must also match.
+            // One pattern has text where the other pattern has its id. The rest of both patterns
+            // must also match.
             (row("foo1_t__{id}~h"), row("foo{id}~h"), false),
             (row("foo1~h{id}~h"), row("foo{id}~h"), false),
             (row("foo1{id}~h"), row("foo{id}~h"), true),
@@ -356,7 +357,8 @@ mod tests {
             (cell("p{id}:{field}:ab"), cell("p{id}:{field}b"), true),
             (row("p{id}:ab"), cell("p{id}:a{field}b"), false),
             (row("p{id}:axb"), cell("p{id}:a{field}b"), true),
-            // Keys that a pattern refuses for their zeros or size also count as overlap.
+            // Keys that a pattern refuses because the id is padded or too large also count as
+            // overlap.
             (row("a{id}"), row("a0{id}"), true),
             (row("a{id}"), row("a99999999999999999999{id}"), true),
             (row("post:{{id}}"), row("post:{id}"), false),

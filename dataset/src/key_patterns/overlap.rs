@@ -84,8 +84,9 @@ fn alphabet(a: &Pattern, b: &Pattern) -> Vec<u8> {
     bytes
 }
 
-/// Whether some key matches both patterns. Visits each pair of states once. Their number is at most
-/// the product of the lengths, and usually the length of the common prefix.
+/// Whether some key matches both patterns. Visits each pair of states once. The number of these
+/// pairs is at most the product of the pattern lengths, and usually the length of the common
+/// prefix.
 pub(crate) fn overlap(a: &Pattern, b: &Pattern) -> bool {
     let same = a.prefix.len().min(b.prefix.len());
     if a.prefix[..same] != b.prefix[..same] {

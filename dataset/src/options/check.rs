@@ -1,19 +1,19 @@
-//! Whether spaces, views and actions fit together: asked of a configuration, and of each change
-//! while a data set is served. What a schema or a filter may be, the engines say.
+//! Checks that spaces, views and actions are consistent with each other, in a configuration and
+//! after each change at run time. The engines check schemas and filter parameters themselves.
 
 use super::{Action, Counter, Existence, LedgerMode, View};
 use crate::key_patterns::{Kind, Pattern, overlap};
 use std::collections::BTreeMap;
 
-/// Maximum number of spaces of each kind: SCAN's cursor has a byte for the space.
+/// Maximum number of spaces of each kind, because a SCAN cursor has one byte for the space.
 const MOST_SPACES: usize = 256;
-/// Maximum number of views, and of actions.
+/// Maximum number of views; also the maximum number of actions.
 const MOST_VIEWS: usize = 1024;
 
-/// Which views and actions may name what is not there.
+/// Predicates that select the views and the actions that may refer to missing spaces or fields.
 type Excused<'a> = (&'a dyn Fn(&View) -> bool, &'a dyn Fn(&Action) -> bool);
 
-/// See the top of the file.
+/// Spaces, views and actions to check; see the module's documentation.
 pub struct Lists<'a> {
     /// Counter spaces.
     pub counter: &'a [Counter],
@@ -25,8 +25,8 @@ pub struct Lists<'a> {
     pub action: &'a [Action],
 }
 
-/// Key patterns by what their keys begin with: those of two patterns are the same only if one of
-/// the beginnings is the beginning of the other, so few need be compared.
+/// Key patterns by prefix. Two patterns can match the same key only if one prefix begins with the
+/// other, so only a few patterns must be compared.
 #[derive(Default)]
 struct Known {
     by_start: BTreeMap<Vec<u8>, Vec<(usize, Pattern)>>,
@@ -40,7 +40,8 @@ impl Known {
         self.number += 1;
     }
 
-    /// A pattern that could match a key of this one, of those from number `from` on.
+    /// Returns a known pattern that could match the same key as `pattern`. Ignores patterns with
+    /// numbers below `from`.
     fn overlapping(&self, pattern: &Pattern, from: usize) -> Option<&Pattern> {
         let start = pattern.start();
         let shorter = (0..start.len()).filter_map(|end| self.by_start.get(&start[..end]));
@@ -53,7 +54,7 @@ impl Known {
 }
 
 impl Lists<'_> {
-    /// Why they do not fit together, if they do not.
+    /// Checks the lists. The error describes the first inconsistency.
     pub fn check(&self, excused: Excused<'_>) -> Result<(), String> {
         let Lists { counter, existence, view, action } = *self;
         for (what, number, most) in [
@@ -107,7 +108,7 @@ impl Lists<'_> {
         actions.try_for_each(|action| self.check_action(action))
     }
 
-    /// No two patterns match one key.
+    /// Checks that no two patterns match the same key.
     fn check_patterns(&self) -> Result<(), String> {
         let mut known = Known::default();
         let counters = self
@@ -119,7 +120,7 @@ impl Lists<'_> {
         for (kind, text, bare) in counters.chain(pairs) {
             for text in text.split_ascii_whitespace() {
                 let pattern = Pattern::parse(kind, text).map_err(|e| e.to_string())?;
-                // Pairs without members have commands of their own, so their keys may be those of
+                // Pairs without members have separate commands, so they may have the same keys as
                 // counters.
                 let from = if bare { of_counters } else { 0 };
                 if let Some(other) = known.overlapping(&pattern, from) {
@@ -136,7 +137,7 @@ impl Lists<'_> {
         Ok(())
     }
 
-    /// Whether a flag can be shown or moved.
+    /// Checks that a view can show this flag, or that an action can set it.
     fn check_flag(&self, what: &str, name: &str, flag: &str) -> Result<(), String> {
         match self.existence.iter().find(|e| e.name == flag) {
             None => Err(format!("{what} '{name}': there is no existence space '{flag}'")),
@@ -175,7 +176,8 @@ impl Lists<'_> {
 
     fn check_action(&self, action: &Action) -> Result<(), String> {
         self.check_flag("action", &action.name, &action.flag)?;
-        // Of the id and of the member each: it may move one counter of both.
+        // Check the counters of the id and of the member separately: an action may change the same
+        // counter of both.
         let counters: Vec<(bool, &str)> =
             action.moved().map(|(key, counter)| (key == "member_counters", counter)).collect();
         if let Some(at) = (1..counters.len()).find(|&at| counters[..at].contains(&counters[at])) {
@@ -198,7 +200,8 @@ impl Lists<'_> {
     }
 }
 
-/// Names are short words: they appear in commands, keys, file names and metrics.
+/// Checks that names are short, unique identifiers, because they appear in commands, keys, file
+/// names and metrics.
 fn check_names(kind: &str, names: &[&str]) -> Result<(), String> {
     for (i, name) in names.iter().enumerate() {
         let legal = (1..=64).contains(&name.len())
@@ -221,7 +224,7 @@ fn check_names(kind: &str, names: &[&str]) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    /// As if each were compared with each.
+    /// The result must be the same as if each pattern were compared with every other pattern.
     #[test]
     fn patterns_that_may_match_one_key_are_found_among_many() {
         let mut random = fastrand::Rng::with_seed(31);

@@ -1,17 +1,18 @@
-//! The default view and actions, as far as the configured spaces have what they name.
+//! Default views and actions, restricted to spaces and fields that exist.
 //!
-//! A file that lists its own spaces need not list its own views and actions: a default one shows
-//! and moves what is there, and goes where nothing of it is.
+//! A configuration file may define spaces without defining views and actions. Default views then
+//! omit missing counters and flags. Default actions whose flag or counter is missing are dropped.
 
 use super::{Action, Counter, Existence, Options, View};
 
-/// The default views without what the spaces lack. A view without counters goes.
+/// Returns the default views without missing counters and flags. Drops views that have no counters
+/// left.
 pub fn views(counters: &[Counter], existences: &[Existence]) -> Vec<View> {
     let views = Options::default().view.into_iter();
     views.filter_map(|view| what_is_there(view, counters, existences)).collect()
 }
 
-/// A view without what the spaces lack; none if no counter is left.
+/// Removes missing counters and flags from a view. Returns `None` if no counter is left.
 pub fn what_is_there(view: View, counters: &[Counter], existences: &[Existence]) -> Option<View> {
     let mut view = view;
     view.counters.retain(|counter| has_counter(counters, counter));
@@ -19,24 +20,25 @@ pub fn what_is_there(view: View, counters: &[Counter], existences: &[Existence])
     (!view.counters.is_empty()).then_some(view)
 }
 
-/// Whether an action's flag and counter are there.
+/// Whether an action's flag and counter both exist.
 pub fn fits(action: &Action, counters: &[Counter], existences: &[Existence]) -> bool {
     has_flag(existences, &action.flag) && has_counter(counters, &action.counter)
 }
 
-/// The default actions whose flag and counter are there.
+/// Returns the default actions whose flag and counter both exist.
 pub fn actions(counters: &[Counter], existences: &[Existence]) -> Vec<Action> {
     let mut actions = Options::default().action;
     actions.retain(|action| fits(action, counters, existences));
     actions
 }
 
-/// Whether this is a default view: it may name what a space lacks, and goes without that.
+/// Whether this is a default view, complete or restricted to existing counters and flags. A default
+/// view may refer to counters and flags that do not exist.
 pub fn is_view(counters: &[Counter], existences: &[Existence], view: &View) -> bool {
     Options::default().view.contains(view) || views(counters, existences).contains(view)
 }
 
-/// Whether this is a default action: where its flag or counter is missing it goes.
+/// Whether this is a default action, which is dropped if its flag or counter is missing.
 pub fn is_action(action: &Action) -> bool {
     Options::default().action.contains(action)
 }
@@ -45,7 +47,7 @@ pub fn is_action(action: &Action) -> bool {
 fn has_counter(counters: &[Counter], counter: &str) -> bool {
     let Some((space, field)) = counter.split_once('.') else { return false };
     counters.iter().filter(|made| made.name == space).any(|made| {
-        // A schema that cannot be read is refused where the space is made.
+        // Ignore an invalid schema here: creating the space reports the error.
         counter::Schema::parse(&made.fields)
             .is_ok_and(|schema| schema.index_of(field.as_bytes()).is_some())
     })

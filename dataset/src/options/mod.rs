@@ -1,5 +1,4 @@
-//! Options: what a data set is made of, each declared once with its unit, its default and its
-//! documentation.
+//! Options of a data set. Each option is declared once, with its type, default and documentation.
 
 pub mod check;
 pub mod defaults;
@@ -10,42 +9,45 @@ pub mod words;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// One key of a section.
+/// Declaration of one setting in a section of the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
-    /// As in the file.
+    /// Name of the setting in the configuration file.
     pub name: &'static str,
-    /// The lines of its documentation.
+    /// Documentation of the setting, line by line.
     pub doc: &'static [&'static str],
-    /// What Redis calls it: CONFIG GET and SET know it by both names.
+    /// Redis's names for this setting. CONFIG GET and CONFIG SET accept these names, too.
     pub redis: &'static [&'static str],
-    /// Whether CONFIG SET may change it: its users look each time.
+    /// Whether CONFIG SET may change the setting at run time. Code that uses it must read the
+    /// current value every time.
     pub live: bool,
-    /// A password: CONFIG GET shows it only to users with all rights.
+    /// Whether the value is a password, which CONFIG GET shows only to users with all permissions.
     pub secret: bool,
-    /// 1: every operator sets it, 2: some do, 3: few do, 0: `tidemark config` does not print it.
+    /// How many operators change the setting: 1 for all, 2 for some, 3 for few; 0 if `tidemark
+    /// config` does not print it.
     pub group: u8,
-    /// Module that writes and reads its value; empty for plain ones.
+    /// Module that serializes the value; empty for the default serialization.
     pub with: &'static str,
 }
 
 impl Key {
-    /// Unit of its number, if it has one.
+    /// Returns the unit of the setting's number, if it has a unit.
     pub fn unit(&self) -> Option<units::Unit> {
         units::Unit::of(self.with)
     }
 }
 
-/// First of the names: that of the file, or else that of the field.
+/// Returns the first name: the name given by `#[key]`, otherwise the name of the field.
 pub const fn name(names: &[&'static str]) -> &'static str {
     names[0]
 }
 
-/// Declares a section: the struct, its defaults and its documentation, from one text. `#[redis =
-/// "..."]` gives Redis's name of a key, with the same unit; `#[live = true]` says that it may be
-/// changed while the server runs, `#[secret = true]` that it is a password, `#[group = 1]` is
-/// [`Key::group`], `#[key = "..."]` its name if not that of the field, `#[with = "..."]` the
-/// module that writes and reads it (`units`, `wide`).
+/// Declares a section of the configuration: the struct, its defaults and its documentation. The
+/// attributes of a field set the fields of its [`Key`]: `#[redis = "..."]` is a Redis name of the
+/// setting, with the same unit. `#[live = true]` allows changes at run time. `#[secret = true]`
+/// marks a password. `#[group = 1]` sets [`Key::group`]. `#[key = "..."]` is the name in the file
+/// if it differs from the field's name. `#[with = "..."]` is the module that serializes the value
+/// (`units`, `wide`).
 #[macro_export]
 macro_rules! section {
     ($(#[doc = $about:literal])+ $name:ident { $(
@@ -69,9 +71,9 @@ macro_rules! section {
         }
 
         impl $name {
-            /// What the section is about, in lines.
+            /// Documentation of the section, line by line.
             pub const ABOUT: &'static [&'static str] = &[$($about),+];
-            /// Its keys, in the order of the file.
+            /// Settings of the section, in the order of the configuration file.
             pub const KEYS: &'static [$crate::options::Key] = &[$(
                 $crate::options::Key {
                     name: $crate::options::name(&[$($key,)? stringify!($field)]),
@@ -87,7 +89,7 @@ macro_rules! section {
     };
 }
 
-/// When a write is safe on the disk, seen from the client that made it.
+/// Policy for syncing writes to disk, relative to the reply to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fsync {
@@ -95,42 +97,43 @@ pub enum Fsync {
     Everysec,
     /// The write is synced before its reply. Writers that arrive together share one sync.
     Always,
-    /// When the operating system sees fit.
+    /// The operating system decides when to write the data to disk.
     No,
 }
 
-/// What becomes of an expiry that a command asks for: nothing expires.
+/// Handling of commands that set an expiry. Tidemark does not support expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Expire {
     /// The command is refused.
     Refuse,
-    /// The command does the rest of its work.
+    /// The command is executed without the expiry.
     Ignore,
 }
 
-/// What an action does with an id below the horizon.
+/// Behaviour of an action on an id below the horizon, whose flags are unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BelowHorizon {
-    /// Nothing: it answers nil.
+    /// The action changes nothing and returns nil.
     Refuse,
-    /// It moves the counters; the flag stays unknown.
+    /// The action changes the counters. The flag remains unknown.
     Count,
 }
 
-/// Whether every pair of an existence space is kept on the disk, too.
+/// Whether an existence space also stores every pair exactly, in a ledger on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LedgerMode {
-    /// The filters are all that there is.
+    /// The space has no ledger, only filters.
     Off,
-    /// What a filter says yes to is asked there before it counts.
+    /// The space has a ledger. Writes and exact checks verify each positive answer of a filter with
+    /// the ledger.
     Exact,
 }
 
 impl Action {
-    /// The counters that it moves, each with the key that names it.
+    /// Returns the counters that the action changes, each with the option that contains it.
     pub fn moved(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let counter = std::iter::once(("counter", self.counter.as_str()));
         let also = self.also.iter().map(|counter| ("also", counter.as_str()));
@@ -140,7 +143,7 @@ impl Action {
 }
 
 impl Fsync {
-    /// As it is written in files and on the command line.
+    /// Returns the name of the policy in files and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Fsync::Everysec => "everysec",
@@ -402,20 +405,20 @@ section! {
     }
 }
 
-/// All that a data set is made of.
+/// All options of a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// The folder for the log, the snapshots and the cold files.
+    /// Data folder, which contains the log, snapshots and cold files.
     pub dir: PathBuf,
-    /// When a write is safe.
+    /// Policy for syncing writes to disk.
     pub fsync: Fsync,
-    /// Bytes of the log that are kept for replicas that are away.
+    /// Size of the log retained for disconnected replicas and for consumers of changes, in bytes.
     pub keep_log_bytes: u64,
-    /// Bytes of memory that all spaces share.
+    /// Memory budget of all spaces together, in bytes.
     pub memory_bytes: u64,
-    /// The cold tier.
+    /// Options of the cold tier.
     pub spill: Spill,
-    /// Increments that count once.
+    /// Options of idempotency tokens.
     pub tokens: Tokens,
     /// Counter spaces.
     pub counter: Vec<Counter>,
@@ -427,15 +430,15 @@ pub struct Options {
     pub action: Vec<Action>,
 }
 
-/// What may be kept for later takes one part in so many of the memory.
+/// The row cache and the tokens may each use 1/`KEPT_PART` of the memory budget.
 const KEPT_PART: u64 = 8;
-/// What a token takes.
+/// Minimum memory use of a token in bytes.
 const TOKEN_BYTES: u64 = 80;
-/// The cache of a data set whose memory has no bound: that of a test.
+/// Size of the row cache in bytes if the memory budget is unlimited, as in tests.
 const UNBOUND_CACHE_BYTES: u64 = 64 << 20;
 
 impl Options {
-    /// Maximum bytes of the cache of rows that were read from disk.
+    /// Maximum size of the cache of cold rows, in bytes.
     pub(crate) fn cache_bytes(&self) -> u64 {
         match (self.spill.cache_bytes, self.memory_bytes) {
             (0, u64::MAX) => UNBOUND_CACHE_BYTES,
@@ -462,7 +465,7 @@ impl Existence {
         }
     }
 
-    /// `keep_newest` in tables; 0 keeps all.
+    /// Returns `keep_newest` as a number of tables; 0 keeps all tables.
     pub(crate) fn keep_tables(&self) -> usize {
         let tables = self.keep_newest.div_ceil(self.pairs_per_table.max(1));
         match self.keep_newest {
@@ -472,7 +475,7 @@ impl Existence {
     }
 }
 
-/// Tables of a space that recycles them, unless it says how many.
+/// Default maximum number of tables in a space that recycles its tables.
 const RECYCLED_TABLES: usize = 32;
 
 impl Default for Options {
@@ -508,12 +511,13 @@ impl Default for Options {
                     name: text("user"),
                     fields: text("follower:16 following:10 post:12"),
                     rows: text("user:{id} user:{{id}}"),
-                    // Users come without order: no table of them is old.
+                    // User ids are written in random order, so no table is older than the others.
                     spill: false,
                     ..Counter::default()
                 },
             ],
-            // Likes are kept for ever and exactly, read marks for a while in filters alone.
+            // Likes are stored exactly and never discarded. Read marks are stored only in filters,
+            // and old ones are recycled.
             existence: vec![
                 Existence { ledger: LedgerMode::Exact, ..existence("liked") },
                 Existence { ledger: LedgerMode::Exact, ..existence("reposted") },
@@ -521,8 +525,8 @@ impl Default for Options {
             ],
             view: vec![View {
                 name: text("home"),
-                // By name: a field that ALTER adds must not change the pages of clients that are
-                // there.
+                // List the fields by name, so that a field added by ALTER does not change the pages
+                // of existing clients.
                 counters: ["like", "repost", "comment", "read"].map(|f| format!("post.{f}")).into(),
                 flags: vec![text("liked"), text("read")],
                 then: vec![],

@@ -1,4 +1,5 @@
-//! Sizes and times in files and commands: "8gb", "10s". The modules are for `serde(with)`.
+//! Parses and formats sizes and times in files and commands, such as "8gb" and "10s". The
+//! submodules are for `serde(with)`.
 //!
 //! A size without a unit is in bytes, a time without a unit in seconds.
 
@@ -27,7 +28,7 @@ const TIMES: &[(&str, u64)] = &[
 ];
 
 impl Unit {
-    /// Unit of the module that a declaration names.
+    /// Returns the unit that belongs to the module in a setting's declaration.
     pub(crate) fn of(module: &str) -> Option<Unit> {
         Some(match module.rsplit("::").next()? {
             "bytes" => Unit::Bytes,
@@ -38,7 +39,7 @@ impl Unit {
         })
     }
 
-    /// Suffix of Redis's settings of this unit, which have plain numbers.
+    /// Returns the suffix to append to a number without a unit, as in Redis's settings.
     pub fn suffix(self) -> &'static str {
         match self {
             Unit::Bytes => "",
@@ -100,7 +101,8 @@ impl Unit {
     }
 }
 
-/// Bytes as Redis writes them: `1k` is 1000, `1kb` is 1024, likewise m and g. At most 2^63-1.
+/// Parses a size in Redis's syntax: `1k` is 1000, `1kb` is 1024, likewise for m and g. Returns
+/// `None` above 2^63-1.
 fn size(text: &str) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);

@@ -1,4 +1,5 @@
-//! Numbers of 64 bits in TOML, whose integers have a sign: above 2^63-1 they are strings.
+//! Serializes unsigned 64-bit numbers as TOML. TOML integers are signed, so numbers above 2^63-1
+//! become strings.
 
 use serde::de::{Deserializer, Error, Visitor};
 use serde::ser::Serializer;
@@ -15,7 +16,7 @@ pub fn serialize<S: Serializer>(number: &u64, to: S) -> Result<S::Ok, S::Error> 
     }
 }
 
-/// Reads a number in either form.
+/// Reads a number from an integer or from a string.
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     from.deserialize_any(Wide)
 }

@@ -1,12 +1,12 @@
-//! Options as words of a command: `key value key value`. What a value may be, the declarations of
-//! the options say, as for a file.
+//! Parses options in the arguments of a command: `key value key value`. The valid values are the
+//! same as in a configuration file.
 
 use super::wide::NO_INTEGER;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-/// `base` with other values of some keys.
+/// Returns a copy of `base` in which `pairs` replaces the values of some keys.
 pub fn with<T: Serialize + DeserializeOwned>(
     base: &T,
     pairs: &[(String, String)],
@@ -24,12 +24,13 @@ pub fn with<T: Serialize + DeserializeOwned>(
         let value = match (&like, text.as_str()) {
             (Value::Boolean(_), "true") => Value::Boolean(true),
             (Value::Boolean(_), "false") => Value::Boolean(false),
-            // More bits than TOML's have: most options take none.
+            // The number exceeds TOML's integers. Only a few options accept such numbers, as
+            // strings.
             (Value::Integer(_), digits) if is_wide(digits) => Value::String(digits.to_owned()),
             _ => parsed(&like, text).map_err(|why| format!("{key}: {why}"))?,
         };
         all.insert(key.clone(), value);
-        // Each for itself, so that the error is about the right one.
+        // Check each option separately, so that the error names the invalid option.
         all.clone().try_into::<T>().map_err(|e| match e.message() {
             _ if is_wide(text) => format!("{key}: {NO_INTEGER}"),
             why => format!("{key}: {why}"),
@@ -38,12 +39,12 @@ pub fn with<T: Serialize + DeserializeOwned>(
     all.try_into().map_err(|e: toml::de::Error| e.message().to_owned())
 }
 
-/// Whether it is a number above 2^63-1.
+/// Whether the text is an unsigned 64-bit number above 2^63-1.
 fn is_wide(digits: &str) -> bool {
     digits.parse::<i64>().is_err() && digits.parse::<u64>().is_ok()
 }
 
-/// Reads a value that is to replace `like`.
+/// Parses a text as a value of the same type as `like`.
 pub fn parsed(like: &Value, text: &str) -> Result<Value, &'static str> {
     Ok(match like {
         Value::Boolean(_) if text.eq_ignore_ascii_case("yes") => Value::Boolean(true),

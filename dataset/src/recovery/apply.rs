@@ -14,9 +14,9 @@ use store::Record;
 
 /// Applies one record. `end` is the log offset after the record's batch.
 ///
-/// Marks the parts dirty after the change. A concurrent snapshot thus contains the change, or the
-/// next one writes the part again. Recovery skips pairs whose table or ledger files cover `end`. No
-/// file of a running replica covers `end`.
+/// Marks the parts dirty after the change. So either a concurrent snapshot contains the change, or
+/// the next snapshot writes the part again. Recovery skips pairs whose table or ledger files cover
+/// `end`. No file of a running replica covers `end`.
 pub fn apply_record(
     engines: &Engines,
     parts: &DirtyParts,
@@ -214,13 +214,14 @@ impl<'a> Changes<'a> {
 }
 
 /// Counts a change for WATCH before it is made. [`Engines::changed_by_log`] counts it again
-/// afterwards. Both are needed: a WATCH may run after the first, and an EXEC before the second.
+/// afterwards. Both counts are needed, because a WATCH may run after the first count, and an EXEC
+/// before the second.
 fn changes(engines: &Engines, number: u32, ids: impl Iterator<Item = u64>) {
     ids.for_each(|id| engines.watches.changed(number, id));
 }
 
-/// Stores rows. The values of row `i` end at `ends[i]` and begin at the previous end. Those of the
-/// first row begin at `start`.
+/// Stores rows. The values of row `i` end at `ends[i]` and begin at the previous end. The values of
+/// the first row begin at `start`.
 fn put_rows(
     space: &CounterSpace,
     ids: &[u64],
@@ -231,7 +232,7 @@ fn put_rows(
     let mut again = ReplayFilter::new(space);
     let mut prefetched = 0;
     for (at, (&id, end)) in ids.iter().zip(ends).enumerate() {
-        // Prefetch the next window of rows before storing the current one.
+        // Prefetch the next window of rows before storing the current window.
         if at.is_multiple_of(PREFETCHED) {
             let to = (at + 2 * PREFETCHED).min(ids.len());
             space.read().prefetch(&ids[prefetched..to]);
@@ -273,7 +274,7 @@ fn put_exact_pairs(
     Ok(())
 }
 
-/// Iterator over pairs that prefetches the following ones.
+/// Iterator over pairs that prefetches the memory of the following pairs.
 struct PrefetchWindow<'a> {
     space: &'a ExistenceSpace,
     pairs: &'a [(Pair, bool)],

@@ -5,12 +5,13 @@
 //!
 //! Each run has one seed. Clients randomly change two ranges of ids, even between the steps of log
 //! batches, snapshots and spills. After each step the test copies the disk, simulates a kill or a
-//! power cut, and recovers the copy. Recovery must find the state after the last synced batch or a
-//! later one. No synced change may be lost, and no change may be applied in part.
+//! power cut, and recovers the copy. Recovery must find the state after the last synced batch or
+//! after a later batch. No synced change may be lost, and no change may be applied in part.
 //!
-//! `cargo xtask sim dataset --runs 5000` runs more seeds; `--seed 7` replays one.
+//! `cargo xtask sim dataset --runs 5000` runs more seeds; `--seed 7` replays a single seed.
 //!
-//! Long: the model of a process and the model of its clients share their private types.
+//! Long: the models of a process and of its clients are in one file because they share private
+//! types.
 
 use super::*;
 use crate::commit::encode::CommitSource;
@@ -62,9 +63,10 @@ const MEMBERS: [Member<'static>; 5] = [
 fn config() -> Options {
     let mut config = Options::default();
     for existence in &mut config.existence {
-        // The order of changes affects which false positives occur. Use a rate that yields none.
+        // The order of changes affects which false positives occur. Use a rate so low that none
+        // occurs.
         (existence.seed, existence.false_positive_rate) = (7, 1e-7);
-        // Small tables, so that there are several, but too few to recycle one.
+        // Use small tables, so that a space has several, but too few for one to be recycled.
         existence.pairs_per_table = 200;
         // 64 outlier pairs open a range.
         (existence.max_aside, existence.spill) = (1024, true);
@@ -83,7 +85,7 @@ struct Seen {
     flags: Vec<Answer>,
     /// Pairs of all ledgers: number of the space, id, member.
     pairs: Vec<(u32, u64, OwnedMember)>,
-    /// Tables of each space, each with the number of pairs that closes it.
+    /// Tables of each space, each with the number of pairs at which it is closed.
     layouts: Vec<Vec<Layout>>,
     /// Records of unexpired tokens.
     tokens: BTreeSet<Vec<u8>>,
@@ -173,7 +175,7 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
         50..=59 => drop(engines.flag(flags, id, member)),
         60..=66 => drop(engines.unflag(flags, id, member)),
         67..=71 => drop(engines.add(rows, id, &change, &Bounds::default(), &mut vec![])),
-        // The token was often used before and may have expired.
+        // In most cases the token has been used before, and it may have expired.
         72..=76 => {
             let token = [random.u8(0..3)];
             let once =
@@ -292,8 +294,8 @@ struct Sums {
 /// One process from startup to its crash.
 struct Life<'a> {
     seed: u64,
-    /// Ids that this process changes. Each process uses higher ids than the previous one, so that
-    /// tables open.
+    /// Ids that this process changes. Each process uses higher ids than the previous process, so
+    /// that new tables open.
     ids: &'a [u64],
     current: &'a Current,
     store: &'a Store,
@@ -445,7 +447,8 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
     }
 }
 
-/// Sets a flag of a space for all ids and closes its tables between the ranges.
+/// Sets a flag of a space for all ids, range by range. Usually closes the newest table after each
+/// range.
 fn fill(life: &mut Life<'_>) {
     let engines = life.current.load();
     let Some(space) = life.random.choice(engines.existences()) else { return };
@@ -514,7 +517,8 @@ fn spill(life: &RefCell<Life<'_>>) {
     }
 }
 
-// Long: a few lines for each kind of change; all kinds use the same `life` and `walk`.
+// Long: this function has a few lines for each kind of change, and all of them use the same `life`
+// and `walk`.
 fn live(
     seed: u64,
     ids: &[u64],
@@ -657,8 +661,8 @@ fn under<R>(disk: &SimDisk, faults: Faults, does: impl FnOnce() -> R) -> R {
     done
 }
 
-/// After a failed sync the batch is in the page cache, and recovery finds it after a kill. It must
-/// not be reported as durable.
+/// After a failed sync the batch is in the page cache, and recovery finds it after a kill. The
+/// recovered batch must not be reported as durable.
 #[test]
 fn written_but_unsynced_batches_are_not_durable() {
     let disk = SimDisk::new(1);
@@ -680,8 +684,9 @@ fn written_but_unsynced_batches_are_not_durable() {
     assert_eq!(safe(), Ok(()));
 }
 
-/// Records in the log's unsynced end may be lost, and other records may get their offsets. Recovery
-/// must replay those after the snapshot.
+/// Records in the unsynced part of the log may be lost, and other records may then get the same
+/// offsets. Recovery must replay these records, so the replay begins at the position that was
+/// synced when the snapshot began.
 #[test]
 fn a_snapshot_replays_from_what_was_synced_when_it_began() {
     let disk = SimDisk::new(1);

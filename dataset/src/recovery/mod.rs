@@ -149,7 +149,8 @@ pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
 }
 
 /// Recovers a data set from a disk. Creates the configured spaces if the disk is empty.
-// Long: the closures `learn`, `flush` and `push` borrow its local variables.
+// Long: this function contains the closures `learn`, `flush` and `push`, which borrow its local
+// variables.
 pub fn recover_from(
     disk: Arc<dyn Disk>,
     options: &Options,
@@ -224,8 +225,8 @@ pub fn recover_from(
     };
     let replayed = replay(&store, follows, &mut push, &progress);
     let (mut log, end) = match (failed, replayed) {
-        // These errors do not mean damage: the configuration does not fit, or a newer release wrote
-        // the folder.
+        // These errors are not caused by damage: the configuration does not match the folder, or a
+        // newer release wrote the folder.
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };

@@ -50,7 +50,7 @@ struct Process<'a> {
     unset: RefCell<BTreeSet<Flag>>,
 }
 
-/// State at the end of a process: the flags set by its clients, and the counts in TM.SPACE LIST.
+/// State at the end of a process: the flags that its clients set, and the counts in TM.SPACE LIST.
 struct Known {
     set: BTreeSet<Flag>,
     unset: BTreeSet<Flag>,
@@ -204,7 +204,7 @@ fn two_ranges(process: &Process<'_>, from: u64) {
     process.fill(LOWER, from..4000);
     process.fill(UPPER, 0..6000);
     assert!(process.space().layout().iter().any(|at| at.low == UPPER), "a second range has opened");
-    // One flag is unset before the spill, two more after it.
+    // Unset one flag before the spill, and two more flags after the spill.
     process.unset(UPPER);
     process.spill(6);
     process.unset(LOWER);

@@ -144,8 +144,9 @@ fn replayed(disk: &SimDisk, mut each: impl FnMut(&Site)) -> Site {
     site
 }
 
-/// L1: some ids jump ahead and become outliers, and tables are closed. After each batch the
-/// replayed tables must be a subset of the original tables. At the end all bits must be equal.
+/// Tests invariant L1 of `phantom/src/rollover.rs`: some ids jump ahead and become outliers, and
+/// tables are closed. After each batch the replayed tables must be a subset of the original tables.
+/// At the end all bits must be equal.
 #[test]
 fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     let here = Site::new();
@@ -189,8 +190,8 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     }
 }
 
-/// L1: ids above 2^40 open a second range. Both ranges open new tables, and every prefix of the log
-/// must contain the layout that its pairs need.
+/// Tests invariant L1 of `phantom/src/rollover.rs`: ids above 2^40 open a second range. Both ranges
+/// open new tables, and every prefix of the log must contain the layout that its pairs need.
 #[test]
 fn a_range_that_opens_is_in_the_log() {
     let here = Site::with(|existence| existence.max_aside = 2000);
@@ -250,7 +251,7 @@ fn snapshot_during_recycling_has_all_tables_above_horizon() {
             *id += 100;
             assert!(here.engines.roll_pairs(here.liked_space()));
         };
-        // Fill tables until the ring recycles the oldest one. The tables then have their final
+        // Fill tables until the ring recycles the oldest table. The tables then have their final
         // size.
         while here.liked().horizon() == 0 {
             roll(&mut id);

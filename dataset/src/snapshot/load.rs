@@ -100,7 +100,7 @@ fn fill_gaps(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadR
     all
 }
 
-/// Creates a table for each cold file of an empty space, and one above them.
+/// Creates a table for each cold file of an empty space, and a table for all higher ids.
 pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
     for space in
         engines.counters().iter().filter(|space| space.rows() == 0 && space.ranges().len() == 1)
@@ -212,14 +212,14 @@ pub(crate) fn attach_pairs(store: &Store, engines: &mut Engines) -> store::Resul
     Ok(())
 }
 
-/// State of loading a snapshot: parts of spaces, until all files have been read.
+/// State while a snapshot is loaded: partially loaded spaces, until all files have been read.
 struct Loading<'a> {
-    /// By number of the space.
+    /// Filter options of each existence space, by number of the space.
     options: HashMap<u32, phantom::Options>,
     loaders: HashMap<u32, counter::Loader<'a>>,
-    /// By name of the file.
+    /// Decoders of partially read table files, by name of the file.
     decoders: Mutex<HashMap<String, TableDecoder>>,
-    /// By number of the space.
+    /// Parts of each existence space read so far, by number of the space.
     restored: Mutex<HashMap<u32, Restored>>,
 }
 

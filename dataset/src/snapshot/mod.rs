@@ -33,8 +33,8 @@ pub(crate) use load::{attach_pairs, lay_out, load, read_catalogue};
 /// Interval between checks whether a snapshot is due.
 pub const SNAPSHOT_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Delay of the next scheduled snapshot after a failed one, because each attempt writes much data.
-/// Redis uses the same delay.
+/// Delay of the next scheduled snapshot after a failed snapshot, because each attempt writes much
+/// data. Redis uses the same delay.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Disk space that a scheduled snapshot leaves free for the log, in bytes.
 const LOG_ROOM: u64 = 16 << 20;
@@ -42,9 +42,10 @@ const LOG_ROOM: u64 = 16 << 20;
 /// Conditions for scheduled snapshots.
 #[derive(Clone, Copy)]
 pub struct Due {
-    /// Growth of the log since the last snapshot, in bytes; 0: never.
+    /// A snapshot is due when the log has grown by this number of bytes since the last snapshot; 0
+    /// disables this condition.
     pub log_bytes: u64,
-    /// Seconds since the last snapshot; 0: never.
+    /// A snapshot is due this number of seconds after the last snapshot; 0 disables this condition.
     pub every_s: u64,
 }
 
@@ -106,7 +107,7 @@ impl Schedule {
         });
     }
 
-    /// Whether a scheduled snapshot is due. If so, marks it as running.
+    /// Returns whether a scheduled snapshot is due, and marks a due snapshot as running.
     fn begins(&self, live: &Live<'_>, due: Due) -> bool {
         let (snapshots, durability) = (live.snapshots, live.durability);
         let changed = snapshots.changes(durability) > 0;

@@ -82,7 +82,7 @@ impl SnapshotWalk<'_> {
         writer.keep_free(keep_free);
         let stamp = writer.replay().offset.max(1);
         // Read the spaces after the position, so that the log contains every later change. Load
-        // each space separately, so that a space dropped during the snapshot is freed soon.
+        // each space separately, so that a space dropped during the snapshot is freed promptly.
         let (counters, existences) = {
             let engines = current.load();
             let counters = engines.counters().iter().map(CounterSpace::number);
@@ -226,12 +226,12 @@ pub(crate) fn write_pairs<'s>(
         if !is_recycled {
             break;
         }
-        // Add the tables that replaced recycled ones. If the ring had a gap or ended too low, some
-        // log records would have no table.
+        // Add the tables that replaced recycled tables. If the ring had a gap or ended too low,
+        // some log records would have no table.
         tables = space.ranges_in_memory();
         to_write = parts.grow(space.number(), &tables, stamp);
     }
-    // Files of tables below a recycled one are obsolete.
+    // Files of tables below the horizon are obsolete, because these tables were recycled.
     let horizon = tables.first().map_or(0, |table| table.0);
     writer.leave_out(|tag| {
         (tag.space, tag.kind) == (space.number(), kind as u32) && tag.low < horizon

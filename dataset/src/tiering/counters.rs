@@ -11,7 +11,7 @@ use std::sync::Arc;
 use store::{ColdFile, FileEntry, NewFiles};
 
 /// Minimum size of the rows in a new file, in bytes, or 1/`MIN_FILE_PART` of the memory limit if
-/// that is less. Smaller runs of tables are spilled only if there is no larger one.
+/// that is less. Smaller runs of tables are spilled only if there is no larger run.
 const MIN_FILE_BYTES: u64 = 64 << 10;
 const MIN_FILE_PART: u64 = 64;
 /// Changed cold rows are merged when they use 1/`OVERLAY` of the memory limit.
@@ -59,7 +59,7 @@ pub(crate) fn remove_retired(
 
 /// Oldest run of adjacent unspilled tables, from the id range with the most bytes in such tables. A
 /// run has the rows of one full table, or more than `worthwhile` bytes if that is more. If no run
-/// is that large, returns the largest one.
+/// is that large, returns the largest run.
 fn oldest_unspilled(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats> {
     let (ranges, files) = (space.ranges(), space.cold().files());
     let is_fresh = |table: &RangeStats| !table.open && !files.overlap(table.low, table.last);
@@ -92,7 +92,7 @@ fn oldest_unspilled(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats>
 
 /// Frees memory. Spills the oldest unspilled tables, or merges the cold range with the most changes
 /// if they use more memory. If neither is possible, closes the open table of an old id range.
-/// `None` if nothing could be done.
+/// Returns `None` if no memory can be freed.
 pub(super) fn make_room(
     ground: &SpillContext<'_>,
     space: &CounterSpace,
@@ -130,7 +130,7 @@ fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bo
     Ok(true)
 }
 
-/// Merges adjacent small files into one, because each file costs a descriptor and search time.
+/// Merges adjacent small files into one file, because each file costs a descriptor and search time.
 /// Returns whether it merged files.
 fn merge_neighbours(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool> {
     let files = space.cold().files();

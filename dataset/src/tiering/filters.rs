@@ -190,7 +190,8 @@ impl SpillContext<'_> {
     }
 }
 
-/// Table with the most late pairs, among those that can be merged, and their number.
+/// Lowest id of the table with the most late pairs among the tables that can be merged, and the
+/// number of its late pairs.
 fn most_late(space: &ExistenceSpace) -> Option<(u64, usize)> {
     space.most_late(|low| !space.cold().damaged.has(low, low))
 }
@@ -205,7 +206,7 @@ fn needs_work(space: &ExistenceSpace) -> bool {
 }
 
 /// Spills the oldest table in memory. If there is none, merges the table with the most late pairs.
-/// `None` if there is none either.
+/// Returns `None` if there is no such table either.
 pub(crate) fn spill_oldest(
     ground: &SpillContext<'_>,
     space: &ExistenceSpace,

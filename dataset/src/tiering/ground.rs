@@ -77,8 +77,8 @@ impl<'a> SpillContext<'a> {
         })
     }
 
-    /// Whether the spill must not pause, because other threads wait for it or soon will. Always
-    /// true in recovery.
+    /// Whether the spill must not pause, because other threads wait for it or will soon wait.
+    /// Always true in recovery.
     pub(crate) fn is_urgent(&self) -> bool {
         let is_nearly_full = |space: &CounterSpace| {
             let limit = space.memory_limit_bytes();
@@ -201,8 +201,8 @@ fn has_waiters_for_space(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bo
             .any(|s| to_spill(s).is_some() || s.is_crowded())
 }
 
-/// Records and counts a failed spill. Spills are retried forever, so it logs the error only if the
-/// last attempt did not fail with the same one.
+/// Records and counts a failed spill. Spills are retried forever, so this function logs the error
+/// only if it differs from the error of the last attempt.
 pub(super) fn record_spill_failure(cold: &Cold, name: &str, error: &store::Error) {
     cold.figures.failures.fetch_add(1, Relaxed);
     if let Some((file, offset)) = damage_location(error) {

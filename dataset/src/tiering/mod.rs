@@ -1,6 +1,6 @@
 //! Spilling and merging. A spill writes the oldest table of a space to a cold file. A merge
-//! replaces a cold file by a new one that includes later changes. Both follow the procedure of
-//! `store/src/rewrite.rs`. For counters:
+//! replaces a cold file with a new file that includes later changes. Spills and merges follow the
+//! procedure of `store/src/rewrite.rs`. For counters:
 //!
 //! - Step 1: `counter::Space::begin_spill` lists the ids of the range that are in memory, in
 //!   ascending order, piece by piece. Rows written later stay in memory and override the file.
@@ -8,8 +8,8 @@
 //!   are neither in memory nor deleted.
 //! - Step 4: removes the old files and the snapshot's file of the range from the manifest.
 //!
-//! A rewrite starts only if the disk has free space for the largest possible new files. Otherwise
-//! it could fill a disk that the log needs. A failed rewrite is retried.
+//! A rewrite starts only if the disk has free space for the largest possible new files. Without
+//! this check a rewrite could fill a disk that the log needs. A failed rewrite is retried.
 //!
 //! A replica spills independently, when its own memory is short. Its cold files and snapshots
 //! differ from its master's.

@@ -2,10 +2,10 @@
 //! and `TM.REBUILD` start rebuilds, for example after damage to a cold filter. A table is also
 //! rebuilt if its filters are too small or too large (`cold/rebuilds.rs`).
 //!
-//! There is no list of pending rebuilds. A table needs one if its filters' rate differs from the
-//! rate of the space, or if it has extensions. A crash loses only the work on one table, and
-//! replicas rebuild their own tables. Lookups use the old filters until the new ones contain every
-//! pair (`phantom/src/rebuild.rs`).
+//! There is no list of pending rebuilds. A table needs a rebuild if its filters' false-positive
+//! rate differs from the rate of the space, or if the table has extensions. A crash loses only the
+//! work on one table, and replicas rebuild their own tables. Lookups use the old filters until the
+//! new filters contain every pair (`phantom/src/rebuild.rs`).
 //!
 //! Steps are short, so that the spill thread can flush ledgers and spill tables between them.
 
@@ -21,11 +21,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use store::time;
 
 const PIECES: usize = 8;
-/// Number of pairs per piece. A piece spans several blocks, because its first and last block are
-/// decoded twice.
+/// Number of pairs per piece. A piece spans several blocks, because the blocks at both ends of a
+/// piece are decoded twice.
 const PIECE_PAIRS: usize = 1024;
 
-/// Adds the next piece of pairs to the new filters. Returns whether it was the last one.
+/// Adds the next piece of pairs to the new filters. Returns whether this piece was the last.
 fn put_piece(
     walk: &mut ActiveRebuild,
     space: &phantom::Space,

@@ -7,7 +7,7 @@ use crate::engines::CounterSpace;
 use std::sync::Arc;
 use store::{BLOCK_BYTES, ColdFile};
 
-/// A block is read only if the record has at least this number of rows in it.
+/// Minimum number of the record's rows in a block. The filter does not read blocks with fewer rows.
 const MIN_ROWS_PER_READ: usize = 16;
 
 /// Compares the rows of one log record with the cold files, in ascending order of ids.

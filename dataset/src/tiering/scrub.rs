@@ -5,7 +5,7 @@
 //! bypassing the page cache. Spills and merges delay the scrubber, and it does not catch up
 //! afterwards.
 //!
-//! A pass reads the files that exist at its start. Passes start one week apart. A restart of the
+//! A pass reads the files that exist at its start. A new pass starts every week. A restart of the
 //! server begins a new pass.
 
 use crate::cold::{Cold, DAMAGE_CONSEQUENCE};
@@ -87,8 +87,8 @@ impl Scrubber {
             return Duration::MAX;
         }
         if rate != self.rate {
-            // Reset the schedule: a piece read at one byte per second would delay the next one for
-            // a day.
+            // Reset the schedule: after a piece at one byte per second the next piece would be due
+            // only after a day.
             (self.rate, self.pace) = (rate, ScrubPace::default());
         }
         let now = time::now();
@@ -177,7 +177,7 @@ impl ScrubPass {
     }
 }
 
-/// Records damaged blocks, logs new ones, and excludes the file's range from merges.
+/// Records damaged blocks, logs newly found blocks, and excludes the file's range from merges.
 fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
     let cold = &engines.cold;
     let is_new = |damage: &&Damage| cold.damaged.note(&file.name, damage.offset);
@@ -245,7 +245,7 @@ mod tests {
         // The first piece has no duration yet, so it is not deferred.
         let beside_requests = read_in(10, true, Duration::ZERO);
         assert!((0..=PIECE).contains(&(beside_requests - 10 * RATE / 4)), "{beside_requests}");
-        // The scrubber does not catch up the two seconds that a merge takes.
+        // The scrubber does not make up for the two seconds that a merge takes.
         assert_eq!(read_in(10, false, Duration::from_secs(2)), 5 * PIECE);
         // A new rate applies from the next piece.
         let mut pace = ScrubPace::default();

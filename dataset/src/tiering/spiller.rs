@@ -81,8 +81,8 @@ impl Retries {
 
     fn do_all_urgent_work(&mut self, live: &Live<'_>) -> bool {
         let engines = live.current.load();
-        // Clone the lists and release the catalogue, so that a space dropped during the work is
-        // freed soon.
+        // Clone the lists and release the catalogue, so that a space dropped in the meantime is
+        // freed promptly.
         let (counters, existences) = (engines.counters().to_vec(), engines.existences().to_vec());
         let mut worked = self.forget_dropped(live, &engines);
         let cold = engines.cold.clone();

@@ -5,7 +5,7 @@
 pub(super) struct Step {
     /// Line number in the file, from 1.
     pub(super) line: usize,
-    /// Text of the line.
+    /// Text of the first line.
     pub(super) head: String,
     pub(super) kind: Kind,
     /// Lines below the first one: a configuration, or the expected output.

@@ -13,7 +13,7 @@ pub enum Reply {
     Status(String),
     /// An error such as `ERR ...`.
     Error(String),
-    /// An integer.
+    /// An integer reply.
     Integer(i64),
     /// RESP3: a floating-point number, in the server's notation.
     Double(String),
@@ -25,7 +25,7 @@ pub enum Reply {
     Verbatim(Vec<u8>),
     /// A null reply.
     Nil,
-    /// An array.
+    /// An array reply.
     Array(Vec<Reply>),
     /// RESP3: a set.
     Set(Vec<Reply>),
@@ -33,7 +33,7 @@ pub enum Reply {
     Map(Vec<(Reply, Reply)>),
     /// RESP3: an out-of-band message.
     Push(Vec<Reply>),
-    /// Name that replaces a value that differs between runs.
+    /// Placeholder for a value that differs between runs.
     Masked(String),
 }
 
@@ -198,8 +198,8 @@ impl Reply {
         }
     }
 
-    /// Removes all names except these, and their values. Applies to maps, lists of alternating
-    /// names and values, lists of such lists, and lines of a text.
+    /// Keeps only these names and their values. Applies to maps, lists of alternating names and
+    /// values, lists of such lists, and lines of a text.
     pub fn show(self, names: &[String]) -> Reply {
         let is_named = |reply: &Reply| reply.as_text().is_some_and(|text| names.contains(&text));
         match self {

@@ -7,10 +7,10 @@ use std::io::{BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Timeout of a reply.
+/// Timeout for a server's reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A running server, or a stopped one that can be restarted with the same folder and port.
+/// A running server, or a stopped server that can be restarted with the same folder and port.
 pub(super) struct Server {
     pub(super) folder: tempfile::TempDir,
     pub(super) port: u16,
@@ -166,7 +166,7 @@ impl Servers {
         self.connections.get_mut(name).ok_or_else(|| "no connection".to_owned())
     }
 
-    /// Closes a connection. The next use of its name opens a new one.
+    /// Closes a connection. The next use of the connection's name opens a new connection.
     pub(super) fn close(&mut self, connection: &str) {
         self.connections.remove(connection);
     }

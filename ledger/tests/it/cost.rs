@@ -58,7 +58,7 @@ fn pairs_take_few_bytes_and_lookups_few_reads() {
         let bytes = stats.run_bytes as f64 / n;
         assert!(bytes < most, "{bytes} bytes per pair of {bits} bits");
         let memory = stats.index_bytes as f64 * 8.0 / n;
-        // A run has a fixed size of 600 bytes; the rest is index, checksums and filters.
+        // Each run takes 600 bytes of memory, in addition to its index, checksums and filter.
         let fixed = stats.runs as f64 * 600.0 * 8.0 / n;
         assert!(
             memory - fixed < 0.5,

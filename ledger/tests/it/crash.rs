@@ -5,7 +5,7 @@
 //! The test uses the log of the crate `store`. A batch contains changes (pairs set or unset, ids
 //! dropped), and snapshots contain the ledger's memory. As in the crate `dataset`, a log record
 //! contains the current state of a changed pair, read from memory. A pair that has left memory gets
-//! no record. Writes continue during a flush. `TIDEMARK_RUNS=100000` runs more.
+//! no record. Writes continue during a flush. Set `TIDEMARK_RUNS=100000` for more iterations.
 
 use crate::model::{KIND, SPACE};
 use ledger::{Flush, Ledger, Member, Options, OwnedMember};
@@ -143,7 +143,7 @@ impl Life {
     }
 
     fn write(&self, random: &mut fastrand::Rng) {
-        // One call in four changes only a few pairs, most of them repeatedly.
+        // In one call of four, change only a few pairs, and most of these repeatedly.
         let (ids, members) = if random.u8(..4) == 0 { (2, 3) } else { (9, 60) };
         for _ in 0..random.usize(1..12) {
             let id = random.u64(0..ids) * 11;
@@ -233,11 +233,11 @@ impl Life {
         model: &mut Model,
         random: &mut fastrand::Rng,
     ) -> store::Result<()> {
-        // An older offset is also valid.
+        // An older offset of the log is also valid.
         let covered = if random.u8(..4) > 0 { self.sync(model)? } else { 0 };
         (0..random.u8(..3)).for_each(|_| self.write(random));
         let log = || {
-            // Concurrent writes, before and after the log sync.
+            // Write before and after the log sync, like concurrent clients.
             (0..random.u8(..3)).for_each(|_| self.write(random));
             let durable = self.sync(model)?;
             (0..random.u8(..3)).for_each(|_| self.write(random));

@@ -70,7 +70,7 @@ fn damaged_run_keeps_no_pairs_in_memory() {
     // Most pairs are in the damaged range.
     (0..3000).for_each(|n| ledger.set(n % 500, Member::Number(50_000 + n), true));
     (0..600).for_each(|n| ledger.set(1500 + n % 500, Member::Number(50_000 + n), true));
-    // The first flush writes a run above the damaged one. Later flushes merge with the new run.
+    // The first flush writes a run above the damaged run. Later flushes merge with the new run.
     for round in 0..6 {
         ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
         let error = ledger.take_unreadable();

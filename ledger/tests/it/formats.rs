@@ -5,7 +5,7 @@ use ledger::{Ledger, Member, Options, OwnedMember, Pair, RunWriter};
 use std::collections::BTreeMap;
 use store::{FileEntry, SimDisk, Store, Tag};
 
-/// Returns numbers and strings, set and unset, few and many per id.
+/// Returns set and unset pairs with numbers and strings. Some ids have few members, others many.
 fn pairs() -> BTreeMap<(u64, OwnedMember), bool> {
     let mut pairs = BTreeMap::new();
     for n in 0..5000u64 {
@@ -34,7 +34,7 @@ fn write(store: &Store, is_lowest: bool) -> FileEntry {
     writer.finish().unwrap().unwrap()
 }
 
-/// `LEDGER_WRITE_FIXTURES=1` writes the files; use it only for a new version.
+/// Set `LEDGER_WRITE_FIXTURES=1` to write the files. Do this only for a new format version.
 #[test]
 fn version_1_is_read_and_written() {
     let fixtures = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v1");

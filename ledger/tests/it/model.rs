@@ -174,7 +174,7 @@ impl World {
     }
 
     /// The ledger removes only whole ranges below the horizon. Callers never look up the remaining
-    /// pairs below it.
+    /// pairs below the horizon.
     fn drop_below(&mut self) {
         let horizon = id(&mut self.random) / 4;
         let ranges = self.ledger.stats().ranges;

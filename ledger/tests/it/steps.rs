@@ -209,8 +209,8 @@ fn full_disk_leaves_everything_as_it_was() {
     check(6000);
 }
 
-/// A pair changes twice after the flush has copied it, so its state is the same. The log reads the
-/// state from memory, so the pair must not leave memory.
+/// A pair changes twice after the flush has copied the pair, so its final state equals the copy.
+/// The log reads the state from memory, so the pair must not leave memory.
 #[test]
 fn pair_changed_and_reverted_during_flush_stays_in_memory() {
     let store = open(&SimDisk::new(1));
@@ -232,7 +232,7 @@ fn pair_changed_and_reverted_during_flush_stays_in_memory() {
     }
 }
 
-/// A flush divides a range. The test drops an id just before the flush begins a file with it.
+/// A flush divides a range. The test drops an id just before the flush begins a file with that id.
 #[test]
 fn id_that_is_dropped_between_two_files_stays_dropped() {
     for odd in [0, 1] {

@@ -1,9 +1,10 @@
-//! ACL categories of commands: those of Redis, and one for each family of Tidemark's own commands.
+//! ACL categories of commands: Redis's categories, and a category for each family of Tidemark's own
+//! commands.
 
 use crate::command::spec::{Spec, flag};
 
-/// All categories, in the order of ACL CAT. Includes Redis categories that have no commands here,
-/// so that rules written for Redis are accepted.
+/// All categories, in the order of ACL CAT. Includes Redis categories without commands in this
+/// server, so that rules written for Redis are accepted.
 pub const CATEGORIES: [&str; 27] = [
     "keyspace",
     "read",

@@ -6,13 +6,13 @@ use std::collections::VecDeque;
 /// Reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Wrong password.
+    /// The password was wrong.
     Auth,
-    /// Command without permission.
+    /// The user has no permission for the command.
     Command,
-    /// Key without the required permission.
+    /// The user has no permission for the key.
     Key,
-    /// Channel without permission.
+    /// The user has no permission for the channel.
     Channel,
 }
 
@@ -28,9 +28,9 @@ impl Reason {
     }
 }
 
-/// A refusal and its repetitions.
+/// A refusal, with the number of its repetitions.
 pub struct Entry {
-    /// Unique number.
+    /// Unique number of the entry.
     pub number: u64,
     pub count: u64,
     pub reason: Reason,
@@ -62,7 +62,7 @@ impl Default for Log {
 }
 
 impl Log {
-    /// Adds a refusal, or increments the count of an equal recent one.
+    /// Adds a refusal, or increments the count of an equal recent refusal.
     pub fn note(&mut self, reason: Reason, object: &[u8], user: &[u8], client: Vec<u8>) {
         let cut = |text: &[u8]| text[..text.len().min(KEPT_BYTES)].to_vec();
         let (object, user, now) = (cut(object), cut(user), unix_us());

@@ -2,18 +2,18 @@
 //!
 //! A user has passwords, stored as SHA-256 digests, and *selectors*. A selector is a set of
 //! commands with patterns of keys, spaces and channels. A request is allowed if one selector allows
-//! all of it. The command table alone determines what a request touches: its key arguments, the
-//! space, view or action that it names, and its channels.
+//! the whole request. The command table alone determines what a request accesses: its key
+//! arguments, the space, view or action that it names, and its channels.
 //!
-//! `$home` extends Redis: it allows the space, view or action `home` in commands without keys
-//! (`CNT.GET post 17`). `$post` also allows the keys of the space post (`HGETALL post:17`). A user
-//! with access to all keys (`~*`) may use every space.
+//! As an extension of Redis, the rule `$home` allows the space, view or action `home` in commands
+//! without keys (`CNT.GET post 17`). `$post` also allows the keys of the space post (`HGETALL
+//! post:17`). A user with access to all keys (`~*`) may use every space.
 //!
-//! Rules may name commands of Redis that do not exist here (`redis_names`).
+//! Rules may name commands of Redis that this server does not have (`redis_names`).
 //!
-//! A connection caches its user ([`Access`]) and reloads it before the next request when users
-//! change. The initial user `default` has all permissions; its requests are checked by a single
-//! flag.
+//! A connection caches its user ([`Access`]) and reloads the user before the next request when
+//! users change. The initial user `default` has all permissions, so for its requests the server
+//! checks a single flag.
 
 mod category;
 mod log;
@@ -56,7 +56,7 @@ pub struct Acl {
     changing: Mutex<()>,
     /// Commands denied to every user: `security.deny_commands`.
     denied: ArcSwap<Commands>,
-    /// Refusals: ACL LOG.
+    /// Log of refusals, for ACL LOG.
     pub log: Mutex<Log>,
     /// Number of refusals by [`Reason`].
     pub refused: [AtomicU64; 4],
@@ -154,8 +154,8 @@ impl Acl {
         })
     }
 
-    /// Updates rules that name a renamed space without wildcards. `stays` returns whether a view or
-    /// action has the old name. Returns whether any user changed.
+    /// Updates the rules that contain the old name of a renamed space, without wildcards. `stays`
+    /// returns whether a view or action still has the old name. Returns whether any user changed.
     pub(crate) fn follow_renames(
         &self,
         renamed: &[(String, String)],
@@ -221,8 +221,8 @@ impl Acl {
         })
     }
 
-    /// Returns the command that `security.deny_commands` denies, if any. It is the request's own
-    /// command or one that an option runs.
+    /// Returns the command that `security.deny_commands` denies, if any. The denied command is the
+    /// request's own command or a command that an option runs.
     fn denied_to_all(&self, request: &Request<'_>) -> Option<&'static str> {
         let denied = self.denied.load();
         let also = request.option_command().map(|(number, _)| number).filter(|n| denied.has(*n));
@@ -247,15 +247,15 @@ impl Acl {
         Some(format!("This user has no permissions to {}", denied.dry_words(request)))
     }
 
-    /// Returns the user if the password is correct. The time does not reveal whether the user
-    /// exists.
+    /// Returns the user if the password is correct. The running time does not reveal whether the
+    /// user exists.
     pub fn login(&self, name: &[u8], password: &[u8]) -> Option<Arc<User>> {
         let user = std::str::from_utf8(name).ok().and_then(|name| self.get(name));
         let right = user.as_deref().unwrap_or(&User::unknown_user()).accepts(&digest(password));
         user.filter(|_| right)
     }
 
-    /// Records a refusal.
+    /// Records a refusal in ACL LOG.
     pub fn note(&self, reason: Reason, object: &[u8], user: &[u8], client: &Client) {
         self.refused[reason as usize].fetch_add(1, Relaxed);
         let mut info = Vec::new();
@@ -344,7 +344,7 @@ fn read_file(security: &Security) -> Result<Users, String> {
 
 /// Permissions of a connection.
 pub struct Access {
-    /// User; `None` before authentication.
+    /// User of the connection; `None` before authentication.
     pub user: Option<Arc<User>>,
     /// Whether the user has all permissions, so that no checks are needed.
     pub free: bool,
@@ -362,7 +362,7 @@ impl Access {
         access
     }
 
-    /// Sets the user.
+    /// Sets the user of the connection.
     pub fn enter(&mut self, acl: &Acl, user: Option<Arc<User>>) {
         self.free =
             user.as_ref().is_some_and(|u| u.has_all_permissions()) && acl.denied.load().is_empty();

@@ -1,14 +1,14 @@
-//! Names of Redis 8 that ACL rules may use although the commands do not exist here: commands,
-//! subcommands, commands of bundled modules, and their categories.
+//! Names of Redis 8 that ACL rules may use although this server does not have these commands:
+//! commands, subcommands, commands of bundled modules, and their categories.
 //!
 //! Rules written for Redis (`-eval`, `-script|load`, `-@search`) are accepted and stored unchanged,
-//! so that users and ACL files can be migrated. They have no effect here. A name that Redis does
+//! so that users and ACL files can be migrated. Such rules have no effect. A name that Redis does
 //! not have is refused.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-/// Categories of module commands. Module categories that have commands here are in
+/// Categories of module commands. Module categories with commands of this server are in
 /// [`CATEGORIES`](crate::acl::CATEGORIES).
 pub const MODULE_CATEGORIES: [&str; 6] = ["search", "tdigest", "cms", "topk", "timeseries", "json"];
 

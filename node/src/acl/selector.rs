@@ -3,6 +3,7 @@
 use crate::acl::category::{CATEGORIES, of as categories};
 use crate::acl::redis_names;
 use crate::acl::redis_names::MODULE_CATEGORIES;
+use crate::command::among;
 use crate::command::footprint::key_positions;
 use crate::command::keyspec::Uses;
 use crate::command::spec::{KeyArgs, Spec, flag};
@@ -17,11 +18,11 @@ use std::fmt::Write as _;
 
 /// A request to be checked.
 pub struct Request<'a> {
-    /// Command.
+    /// Command of the request.
     pub spec: &'static Spec,
     /// Index among all commands and subcommands ([`table::bit_of`]).
     pub number: usize,
-    /// All arguments.
+    /// All arguments of the request.
     pub args: Args<'a>,
 }
 
@@ -35,9 +36,9 @@ impl Request<'_> {
         self.spec.name
     }
 
-    /// Returns the index of a command that an option runs in addition, and the position of its
+    /// Returns the index of the command that an option runs, and the position of that command's
     /// first argument: FEED.ACT and the action for `FEED.GET ... MARK`, PH.ADD and the space for
-    /// `PH.UNSEEN ... MARK`. It needs its own permission.
+    /// `PH.UNSEEN ... MARK`. The user needs permission for that command, too.
     pub(super) fn option_command(&self) -> Option<(usize, usize)> {
         let first = match self.spec.mark(self.args) {
             Some(action) => action,
@@ -53,7 +54,7 @@ impl Request<'_> {
     }
 }
 
-/// Denied part of a request; the number is the position of the argument.
+/// Part of a request that is denied. The number is the position of the argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Denied {
     Command,
@@ -189,7 +190,7 @@ impl Pattern {
     }
 
     /// Whether the pattern allows `text`. `needs` returns whether the request reads the object, and
-    /// whether it writes it.
+    /// whether the request writes the object.
     fn allows(&self, text: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
         let suffices = |(read, write): (bool, bool)| (self.read || !read) && (self.write || !write);
         glob::matches(self.glob.as_bytes(), text, false)
@@ -214,7 +215,7 @@ pub struct Selector {
     /// Allowed first arguments, in lower case, of commands that are not in `commands`
     /// (`+select|0`).
     first_args: Vec<(usize, String)>,
-    /// Rules that produced `commands`, without overridden ones.
+    /// Rules that produced `commands`, without overridden rules.
     rules: Vec<String>,
     all_keys: bool,
     keys: Vec<Pattern>,
@@ -289,7 +290,7 @@ impl Selector {
 
     /// Applies `+name` or `-name`; `name` is in lower case.
     fn apply_command_rule(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
-        // A command or subcommand that exists here.
+        // Whether this server has the command or subcommand.
         let is_ours = |name: &str| !table::numbers_named(name).is_empty();
         let first_arg = name
             .split_once('|')
@@ -379,8 +380,8 @@ impl Selector {
         Ok(())
     }
 
-    /// Updates rules that name a renamed space without wildcards. If a view or action has the old
-    /// name, `stays` returns true, and the old rule also remains.
+    /// Updates the rules that contain the old name of a renamed space, without wildcards. If a view
+    /// or action still has the old name, `stays` returns true, and the old rule also remains.
     pub(super) fn follow_renames(
         &mut self,
         renamed: &[(String, String)],
@@ -397,8 +398,8 @@ impl Selector {
         }
     }
 
-    /// Records a rule. It replaces rules about the same command and its subcommands, or about the
-    /// same category.
+    /// Records a rule. The new rule replaces earlier rules about the same command and its
+    /// subcommands, or about the same category.
     fn record_rule(&mut self, rule: &str) {
         let about = &rule[1..];
         let replaced = |old: &String| {
@@ -451,7 +452,7 @@ impl Selector {
         out + &self.command_rules()
     }
 
-    /// Checks a request.
+    /// Checks whether the selector allows a request.
     pub(super) fn check(
         &self,
         request: &Request<'_>,
@@ -477,7 +478,8 @@ impl Selector {
             let first = 1 + usize::from(is_later);
             let write = spec.has(flag::WRITE);
             let needs = || (!write || spec.has(flag::READS), write || spec.sets_flags(args));
-            // Renaming needs permission for both names, because rules follow a renamed space.
+            // TM.SPACE RENAME needs permission for both names, because it also renames the space in
+            // rules.
             let names = first..first + 1 + usize::from(spec.name == "tm.space|rename");
             let mut names = names.filter(|at| spec.has(flag::NAMED) && *at < args.len());
             if let Some(at) = names.find(|at| !self.allows_name(args.at(*at), needs)) {
@@ -486,6 +488,10 @@ impl Selector {
             if let Some(at) = spec.mark(args)
                 && !self.allows_name(args.at(at), || (false, true))
             {
+                return Err(Denied::Name(at));
+            }
+            let mut among = among::spaces(args);
+            if let Some(at) = among.find(|at| !self.allows_name(args.at(*at), || (true, false))) {
                 return Err(Denied::Name(at));
             }
         }
@@ -549,8 +555,8 @@ impl Selector {
         &self.channels
     }
 
-    /// Whether a channel is allowed. A subscribed pattern must equal one of the selector's
-    /// patterns, since its matches are unknown.
+    /// Whether a client may use a channel. A pattern of PSUBSCRIBE must equal one of the selector's
+    /// patterns, since the channels that it will match are unknown.
     fn allows_channel(&self, channel: &[u8], is_pattern: bool) -> bool {
         let matches = |own: &String| {
             if is_pattern {

@@ -59,7 +59,7 @@ impl User {
         User { passwords: vec![[0; 32]], ..User::new("") }
     }
 
-    /// Name.
+    /// Name of the user.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -73,7 +73,7 @@ impl User {
         self.passwords = vec![digest(password.as_bytes())];
     }
 
-    /// Whether the user is on and accepts any password.
+    /// Whether the user is on and needs no password, so that no login is necessary.
     pub(crate) fn needs_no_login(&self) -> bool {
         self.on && self.nopass
     }
@@ -93,8 +93,8 @@ impl User {
         self.selectors.iter().any(|selector| selector.reads_all_with(prefix))
     }
 
-    /// Whether a password has this digest. Takes constant time: it compares all passwords
-    /// completely.
+    /// Whether a password has this digest. The comparison takes constant time, because it compares
+    /// all passwords completely.
     pub(super) fn accepts(&self, given: &Digest) -> bool {
         let mut right = Choice::from(u8::from(self.nopass));
         for password in &self.passwords {
@@ -103,7 +103,8 @@ impl User {
         (right & Choice::from(u8::from(self.on))).into()
     }
 
-    /// Checks a request. On refusal returns the reason of the selector that allowed most of it.
+    /// Checks a request. If no selector allows the request, returns the reason from the selector
+    /// that allowed the largest part.
     pub(crate) fn check(
         &self,
         request: &Request<'_>,
@@ -119,7 +120,7 @@ impl User {
         Err(worst)
     }
 
-    /// Applies rules of ACL SETUSER. If it fails, some of the rules may already be applied.
+    /// Applies rules of ACL SETUSER. After an error, some of the rules may already be applied.
     pub(super) fn apply_all(&mut self, rules: &[&str]) -> Result<(), String> {
         self.is_initial = false;
         for rule in joined(rules)? {
@@ -142,7 +143,7 @@ impl User {
         match rule.to_ascii_lowercase().as_str() {
             "on" => self.on = true,
             "off" => self.on = false,
-            // Options of Redis's RESTORE, without effect here.
+            // These options of Redis's RESTORE have no effect in this server.
             "sanitize-payload" | "skip-sanitize-payload" => {}
             "nopass" => {
                 self.nopass = true;
@@ -166,7 +167,8 @@ impl User {
                         .ok_or("Syntax error")?;
                     let mut selector = Selector::new();
                     for word in inner.split_ascii_whitespace() {
-                        // The parenthesis would end the selector when the stored rules are parsed.
+                        // A closing parenthesis would end the selector when the stored rules are
+                        // parsed.
                         if word.ends_with(')') {
                             return Err("Syntax error".to_owned());
                         }
@@ -229,8 +231,8 @@ impl User {
         self.selectors.iter().any(|selector| selector.may_receive(kind, name))
     }
 
-    /// Whether the user `before` had a channel rule that this user lacks. If so, a subscription may
-    /// no longer be allowed. As in Redis, rules are compared literally.
+    /// Whether the user `before` had a channel rule that this user lacks. If so, some subscriptions
+    /// of the user may no longer be allowed. As in Redis, rules are compared literally.
     pub fn lacks_channel_rule_of(&self, before: &User) -> bool {
         if self.selectors.iter().any(Selector::allows_all_channels) {
             return false;
@@ -256,7 +258,7 @@ impl User {
         out
     }
 
-    /// Returns name and rules, as in an ACL file.
+    /// Returns the user's name and rules, as in an ACL file.
     pub fn line(&self) -> String {
         format!("{} {}", self.name, self.describe())
     }
@@ -269,7 +271,7 @@ fn in_modifier(rule: &str, why: &str) -> String {
     format!("Error in ACL SETUSER modifier '{shown}': {why}")
 }
 
-/// Joins the words of each selector in parentheses.
+/// Joins the arguments of each selector in parentheses.
 fn joined(rules: &[&str]) -> Result<Vec<String>, String> {
     let mut all: Vec<String> = Vec::new();
     let mut open: Option<String> = None;
@@ -389,7 +391,7 @@ mod tests {
         }
     }
 
-    /// Case from Redis's test suite.
+    /// This case is from Redis's test suite.
     #[test]
     fn rights_to_read_and_to_write_one_pattern_are_one_rule() {
         let mut user = User::new("u");

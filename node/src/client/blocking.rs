@@ -9,7 +9,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 
-/// One connection.
+/// A blocking connection to a server.
 pub struct Client {
     stream: TcpStream,
     out: Vec<u8>,
@@ -42,7 +42,7 @@ impl Client {
         self.waiting += 1;
     }
 
-    /// Number of pending replies, including those of unsent commands.
+    /// Number of pending replies, including the replies to unsent commands.
     pub fn waiting(&self) -> usize {
         self.waiting
     }

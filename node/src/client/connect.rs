@@ -46,7 +46,7 @@ pub struct ConnectArgs {
     /// TLS: host name to verify in the server's certificate. Default: --host.
     #[arg(long, value_name = "HOST", requires = "tls")]
     pub sni: Option<String>,
-    /// Whether the server is a cluster node or a Sentinel. Limits replies to 16 MiB.
+    /// Whether the server is a cluster node or a Sentinel. If so, replies may have at most 16 MiB.
     #[arg(skip)]
     pub is_peer: bool,
 }
@@ -106,7 +106,7 @@ impl ConnectArgs {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// Loads the certificates named by the options. The result serves all connections.
+    /// Loads the certificates named by the options. All connections can share the result.
     pub fn tls(&self) -> io::Result<Option<Tls>> {
         if !self.tls {
             return Ok(None);
@@ -167,7 +167,7 @@ impl ConnectArgs {
             OwnedFrame::Error(reason) if reason.starts_with("NOAUTH") => {
                 Err(refused(format!("{reason} {advice}")))
             }
-            // A peer that is loading still answers some commands.
+            // A node that is loading its data still answers some commands.
             OwnedFrame::Error(reason) if self.is_peer && reason.starts_with("LOADING") => Ok(link),
             OwnedFrame::Error(reason) => Err(refused(reason)),
             _ => Ok(link),
@@ -191,8 +191,8 @@ pub async fn within<T>(
     })
 }
 
-/// Returns a TLS configuration for other client libraries. It trusts the authorities in `ca_file`,
-/// or the system's if `ca_file` is empty.
+/// Returns a TLS configuration for other client libraries. The configuration trusts the authorities
+/// in `ca_file`, or the system's authorities if `ca_file` is empty.
 #[cfg(feature = "kafka")]
 pub fn client_tls(ca_file: &str) -> Result<tokio_rustls::rustls::ClientConfig, String> {
     let roots = if ca_file.is_empty() { system_roots() } else { tls::roots("ca_file", ca_file) };
@@ -212,13 +212,13 @@ fn system_roots() -> Result<std::sync::Arc<RootCertStore>, String> {
     Ok(std::sync::Arc::new(roots))
 }
 
-/// Appends one command.
+/// Appends one command in RESP.
 pub fn put_command(out: &mut Vec<u8>, args: &[&[u8]]) {
     put_head(out, b'*', args.len());
     args.iter().for_each(|arg| put_bulk(out, arg));
 }
 
-/// Appends one argument.
+/// Appends one argument as a bulk string.
 pub fn put_bulk(out: &mut Vec<u8>, arg: &[u8]) {
     put_head(out, b'$', arg.len());
     out.extend_from_slice(arg);
@@ -229,19 +229,19 @@ pub fn put_bulk(out: &mut Vec<u8>, arg: &[u8]) {
 pub fn put_head(out: &mut Vec<u8>, sign: u8, length: usize) {
     out.push(sign);
     match length {
-        // The common case.
+        // Most lengths have one digit.
         0..=9 => out.push(b'0' + length as u8),
         _ => out.extend_from_slice(length.to_string().as_bytes()),
     }
     out.extend_from_slice(b"\r\n");
 }
 
-/// Whether the error is about authentication or permissions, so that a retry is useless.
+/// Whether the error is about authentication or permissions, so that a retry would fail again.
 pub fn is_permission_error(reason: &str) -> bool {
     ["NOAUTH", "WRONGPASS", "NOPERM"].iter().any(|word| reason.starts_with(word))
 }
 
-/// Converts the peer's error reply; errors of permissions become `PermissionDenied`.
+/// Converts the peer's error reply; permission errors become `PermissionDenied`.
 pub fn refused(reason: String) -> io::Error {
     match is_permission_error(&reason) {
         true => io::Error::new(ErrorKind::PermissionDenied, reason),
@@ -270,7 +270,7 @@ pub fn read_reply(bytes: &[u8]) -> io::Result<Option<(OwnedFrame, usize)>> {
     })
 }
 
-/// One connection.
+/// An asynchronous connection to a server.
 pub struct Link {
     /// Socket, for callers that read and write directly.
     pub socket: Socket,

@@ -1,5 +1,5 @@
-//! Cluster state in the file `tidemark.cluster` of the data folder. The text file is replaced
-//! atomically, and durably before the command that changes it is answered.
+//! Cluster state in the file `tidemark.cluster` of the data folder. A command that changes the
+//! state replaces the file atomically and durably before its reply.
 //!
 //! ```text
 //!   tidemark cluster 1
@@ -24,13 +24,13 @@ pub const NAME: &str = "tidemark.cluster";
 /// Cluster state that survives a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredState {
-    /// Topology.
+    /// Topology that this node last accepted.
     pub topology: Topology,
-    /// Highest election of a HEARTBEAT; 0 if none.
+    /// Highest election number of a HEARTBEAT; 0 if there was none.
     pub election: u64,
-    /// Duration of its lease, in milliseconds.
+    /// Duration of the lease that this HEARTBEAT granted, in milliseconds.
     pub lease_ms: u64,
-    /// Whether slots were given away and not all new owners have confirmed it.
+    /// Whether this node has given slots away and not all new owners have confirmed the topology.
     pub giving: bool,
 }
 

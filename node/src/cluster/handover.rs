@@ -4,16 +4,17 @@
 //! The replicas already have the rows, so nothing is copied.
 //!
 //! 1. The master asks all nodes whether they know a later topology, or a different one of the same
-//!    version. It asks the replicas that will get slots whether they accept the next topology and
-//!    can write it to disk. These replicas must be in sync. If step 1 or 2 fails, nothing has
-//!    changed.
+//!    version. The master asks the replicas that will get slots whether they accept the next
+//!    topology and can write it to disk. These replicas must be in sync. If step 1 or 2 fails,
+//!    nothing has changed.
 //! 2. Writes are paused until the hand-over ends, and the master waits until these replicas have
 //!    the whole log. The pause has no timeout, because a write accepted after a timeout could be
 //!    lost.
-//! 3. All requests are paused. The master adopts the next topology durably. From now on it never
-//!    serves these slots again.
-//! 4. The other reachable replicas receive the topology. If the master crashes, none of them is
-//!    promoted with these slots. Then the new owners receive the topology and become masters.
+//! 3. All requests are paused. The master adopts the next topology durably. From then on the master
+//! never serves these slots again.
+//! 4. The other reachable replicas receive the topology. If the master crashes, no controller can
+//! promote one of these replicas with the slots. Then the new owners receive the topology and
+//! become masters.
 //! 5. Requests resume. Requests for these slots are redirected. All other nodes receive the
 //!    topology.
 //!
@@ -22,12 +23,13 @@
 //! the topology (CLUSTERX SETNODES). The new owner has all acknowledged writes, or gets them from
 //! the master.
 //!
-//! The master records on disk that it is giving slots away, until all new owners have confirmed. If
-//! it crashes, the new owners may never receive the topology, and a controller may assign all slots
-//! of the master to one of them. After a restart the master is therefore fenced until the command
-//! is repeated, and all masters and its replicas have received the topology.
+//! The master records on disk that it is giving slots away, until all new owners have confirmed the
+//! topology. If the master crashes, the new owners may never receive the topology, and a controller
+//! may assign all slots of the master to one of them. After a restart the master is therefore
+//! fenced until the command is repeated, and all masters and its replicas have received the
+//! topology.
 //!
-//! `tidemark cluster split` uses this; a simulator crashes both sides at every step
+//! `tidemark cluster split` uses a hand-over; a simulator crashes both sides at every step
 //! (`cli/src/cluster/simulation`).
 
 use crate::client::connect::within;
@@ -42,7 +44,7 @@ use std::io;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Maximum wait of paused writes for the replicas.
+/// Maximum time for which writes are paused while the replicas catch up.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(200);
 /// Timeout for a replica to become a master; all requests are paused during that time.
 const TAKE_OVER_TIMEOUT: Duration = Duration::from_millis(500);
@@ -69,7 +71,7 @@ pub trait HandoverSource {
     /// Sends CLUSTERX SETNODES with this topology; `option` may be empty.
     async fn tell(link: &mut Self::Link, next: &Topology, option: &[u8]) -> io::Result<()>;
 
-    /// Returns the replica; fails if it is not in sync.
+    /// Returns the connected replica of this member; fails if the replica is not in sync.
     fn fed(&self, taker: &Member) -> Result<Self::ConnectedReplica, Refusal>;
 
     /// Pauses clients' requests of this kind until [`HandoverSource::go_on`].
@@ -81,8 +83,8 @@ pub trait HandoverSource {
     /// Waits until a replica has the whole log.
     async fn caught_up(&self, fed: &Self::ConnectedReplica);
 
-    /// Adopts the next topology if this node's version is `version`. It is durable when this
-    /// returns, and every later event-loop iteration sees it.
+    /// Adopts the next topology if this node's version is `version`. The topology is durable when
+    /// this function returns, and every later event-loop iteration sees it.
     async fn adopt(&self, version: i64, next: Topology) -> Outcome;
 
     /// Records durably that all new owners know this topology, and applies it to this node's role.
@@ -90,7 +92,7 @@ pub trait HandoverSource {
 }
 
 /// Executes CLUSTERX SETNODES ... HANDOVER. Returns the time for which requests were paused.
-// Long: a failed step must undo the steps before it, so all steps are in one function.
+// Long: this function is long because a failed step must undo the steps before it.
 pub async fn hand_over<G: HandoverSource>(
     giver: &G,
     text: &str,
@@ -105,7 +107,7 @@ pub async fn hand_over<G: HandoverSource>(
         let has_unconfirmed_handover = giver.cluster().has_unconfirmed_handover();
         let told = send_topology_to_all(giver, &next).await;
         // All masters, including the new owners, and all replicas of this node must receive the
-        // topology. A node that refuses it knows a later topology.
+        // topology. A node that refuses the topology knows a later one.
         let is_needed = |(member, error): &&(&Member, String)| {
             member.master.is_none()
                 || member.master.as_ref() == Some(&next.own_id)
@@ -114,7 +116,7 @@ pub async fn hand_over<G: HandoverSource>(
         if let Some((_, error)) = told.iter().find(is_needed) {
             return Err(refuse!("ERR {error}. Send this command again"));
         }
-        // This also lifts the fence that the unfinished hand-over has raised.
+        // This also lifts the fence that has been up since the unfinished hand-over.
         if has_unconfirmed_handover {
             giver.gave(version).await?;
         }
@@ -145,7 +147,7 @@ pub async fn hand_over<G: HandoverSource>(
     }
     giver.pause(Paused::All);
     giver.adopt(now.version, next.clone()).await?;
-    // Sends concurrently, so that a silent node does not delay the others.
+    // Send to all nodes concurrently, so that a silent node does not delay the others.
     let told = others.into_iter().map(|mut link| {
         let next = &next;
         async move { within(TAKE_OVER_TIMEOUT, G::tell(&mut link, next, b"")).await }
@@ -232,7 +234,7 @@ fn new_owners(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
 }
 
 /// Fails if another node knows a later topology, or a different one of this version. The next
-/// version would revert it, for example a failover.
+/// version would revert that topology, for example a failover.
 async fn refuse_conflict<G: HandoverSource>(giver: &G, now: &Topology) -> Outcome {
     let others = now.members().iter().filter(|member| member.id != now.own_id);
     let asked = others.map(|member| async move {

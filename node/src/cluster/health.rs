@@ -1,5 +1,5 @@
-//! Health of the other cluster nodes, found by polling each of them. It is only reported to clients
-//! and operators. It does not affect which node is a master.
+//! Health of the other cluster nodes. This node polls each of them, and reports their health to
+//! clients and operators. The health does not affect which node is a master.
 
 use crate::cluster::Topology;
 use parking_lot::Mutex;
@@ -8,12 +8,12 @@ use std::collections::HashMap;
 /// Health of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
-    /// It answers, or the timeout has not expired.
+    /// The node answers, or the timeout has not expired.
     #[default]
     Online,
-    /// It answers and is loading its data.
+    /// The node answers and is loading its data.
     Loading,
-    /// It has not answered for longer than `cluster.node_timeout`.
+    /// The node has not answered for longer than `cluster.node_timeout`.
     Failed,
 }
 
@@ -46,7 +46,7 @@ impl PollState {
 pub struct Health(Mutex<HashMap<String, PollState>>);
 
 impl Health {
-    /// Records a poll. Keeps the time of an older unanswered poll.
+    /// Records that a poll was sent. Keeps the time of an older unanswered poll.
     pub fn asked(&self, id: &str, now_ms: u64) {
         let mut all = self.0.lock();
         let pulse = all.entry(id.to_owned()).or_default();
@@ -55,7 +55,7 @@ impl Health {
         }
     }
 
-    /// Records an answer.
+    /// Records an answer to a poll.
     pub fn heard(&self, id: &str, now_ms: u64, is_loading: bool) {
         let pulse = PollState { asked_ms: 0, heard_ms: now_ms, is_loading };
         self.0.lock().insert(id.to_owned(), pulse);

@@ -28,7 +28,7 @@ pub use topology::{Member, Role, Server, Topology};
 /// Reason why a change failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// Invalid, or conflicts with the current state.
+    /// The change is invalid, or it conflicts with the current state.
     #[error("{0}")]
     Refused(String),
     /// The state cannot be persisted.
@@ -45,13 +45,13 @@ impl From<ClusterError> for Refusal {
 /// Lease that a HEARTBEAT has granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Election that granted it.
+    /// Number of the election that granted the lease.
     pub election: u64,
-    /// Duration after each HEARTBEAT, in milliseconds.
+    /// Duration of the lease after each HEARTBEAT, in milliseconds.
     pub ms: u64,
 }
 
-/// Maximum duration of a lease: a day. A controller sends several HEARTBEATs within one.
+/// Maximum duration of a lease: a day. A controller sends several HEARTBEATs per lease duration.
 pub const MAX_LEASE_MS: u64 = 24 * 3600 * 1000;
 
 /// Maximum time of CLUSTERX HOLD.
@@ -66,15 +66,15 @@ pub struct Cluster {
     giving: AtomicBool,
     /// Health of the other nodes.
     pub health: health::Health,
-    /// Number of partial requests sent to other nodes.
+    /// Number of requests sent to other nodes for their part of a client's request.
     pub asked: AtomicU64,
-    /// Number of partial requests that failed, by a timeout or without a connection.
+    /// Number of these requests that failed because of a timeout or a missing connection.
     pub unanswered: AtomicU64,
     /// Serializes changes of the cluster state, including the write to disk.
     changing: Mutex<()>,
     /// Locked during a hand-over of slots to replicas.
     pub handing: tokio::sync::Mutex<()>,
-    /// Locked while other nodes confirm a topology.
+    /// Locked while other nodes are asked to confirm a topology.
     pub confirming: Mutex<()>,
     /// Token and deadline of CLUSTERX HOLD.
     current_hold: Mutex<Option<(Vec<u8>, Instant)>>,
@@ -115,8 +115,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Replaces the topology if `next` returns one. It is durable when this returns. Returns
-    /// whether it changed.
+    /// Replaces the topology if `next` returns one. The new topology is durable when this function
+    /// returns. Returns whether the topology changed.
     pub fn change(
         &self,
         dir: &Path,
@@ -125,8 +125,8 @@ impl Cluster {
         self.replace(dir, false, next)
     }
 
-    /// Sets the node's id. With `only_first` an existing id cannot be changed, since another
-    /// concurrent command may have announced it to other nodes.
+    /// Sets the node's id. With `only_first` the function does not replace an existing id, since a
+    /// concurrent command may already have announced that id to other nodes.
     pub fn set_own_id(&self, dir: &Path, id: &str, only_first: bool) -> Result<bool, ClusterError> {
         self.change(dir, |now| match now.own_id.as_str() {
             own if own == id => Ok(None),
@@ -137,8 +137,8 @@ impl Cluster {
         })
     }
 
-    /// Like [`Cluster::change`], for a master that gives slots away; [`Cluster::gave`] completes
-    /// it.
+    /// Like [`Cluster::change`], for a master that gives slots away. [`Cluster::gave`] records the
+    /// end of the hand-over.
     pub fn give(
         &self,
         dir: &Path,
@@ -164,7 +164,7 @@ impl Cluster {
         Ok(true)
     }
 
-    /// Whether slots were given away and not all new owners have confirmed it.
+    /// Whether this node has given slots away and not all new owners have confirmed the topology.
     pub fn has_unconfirmed_handover(&self) -> bool {
         self.giving.load(SeqCst)
     }
@@ -191,9 +191,9 @@ impl Cluster {
     }
 
     /// CLUSTERX HOLD: reserves the cluster for the command with this token. Returns false if
-    /// another command holds it. If `time` is zero, releases the reservation. The hold is advisory
-    /// and lost on restart. It prevents concurrent commands of two operators, but does not fence
-    /// masters.
+    /// another command has reserved the cluster. If `time` is zero, releases the reservation. The
+    /// hold is advisory and lost on restart. The hold prevents concurrent commands of two
+    /// operators, but does not fence masters.
     pub fn hold(&self, token: &[u8], time: Duration) -> bool {
         let mut current_hold = self.current_hold.lock();
         let now = Instant::now();
@@ -222,9 +222,9 @@ impl Cluster {
     }
 
     /// CLUSTERX SETNODES. Refuses an older version, and a different topology of the same version;
-    /// an equal topology changes nothing. A node without an id finds its line with `is_here`, which
-    /// returns whether a host and port belong to this node. The topology is refused if several
-    /// lines match.
+    /// an equal topology changes nothing. A node without an id finds its own line with `is_here`,
+    /// which returns whether a host and port belong to this node. If several lines match, the node
+    /// refuses the topology.
     pub fn set_nodes(
         &self,
         dir: &Path,
@@ -234,8 +234,8 @@ impl Cluster {
         self.change(dir, |now| nodes.resolve(now, is_here))
     }
 
-    /// CLUSTERX HEARTBEAT: grants a lease. Its election is durable when this returns. Refuses an
-    /// older election.
+    /// CLUSTERX HEARTBEAT: grants a lease. The election number is durable when this function
+    /// returns. Refuses an older election.
     pub fn heartbeat(&self, dir: &Path, lease: Lease) -> Result<(), ClusterError> {
         let _one = self.changing.lock();
         let now = self.lease();
@@ -256,8 +256,8 @@ impl Cluster {
     }
 
     /// Whether this node is a master without replicas in its topology. If so, no other node can
-    /// serve its slots. During a hand-over this is false, because a controller may have assigned
-    /// all of them to a replica that did not receive the topology.
+    /// serve its slots. During a hand-over the function returns false, because a controller may
+    /// have assigned all slots to a replica that did not receive the topology.
     pub fn is_sole_owner(&self) -> bool {
         let topology = self.topology();
         !self.giving.load(SeqCst)
@@ -284,7 +284,7 @@ pub struct Nodes<'a> {
     pub version: i64,
     /// Option FORCE: replaces the current topology regardless of its version.
     pub forced: bool,
-    /// Whether this node lacks data of its master. Such a node becomes a master only with FORCE.
+    /// Whether this node lacks data of its master. If so, only FORCE makes this node a master.
     pub lacks_data: bool,
 }
 
@@ -311,7 +311,7 @@ impl Nodes<'_> {
         }
         let own_id = match here[..] {
             [member] => Some(member.id.clone()),
-            // Ambiguous: the node needs an id first.
+            // Several lines match, so the operator must set the node's id first.
             [one, other] if now.own_id.is_empty() => {
                 return Err(format!(
                     "Invalid cluster nodes info: nodes {} and {} both have an address of this \

@@ -1,8 +1,8 @@
 //! Topology from Redis Sentinel, which names the master of each shard.
 //!
 //! Each failover has a higher configuration epoch, so a lower epoch marks a stale Sentinel. Within
-//! one epoch the majority decides. The topology's version is the sum of the epochs. It never
-//! decreases, even after a restart, because the data folder stores it.
+//! one epoch the majority decides. The topology's version is the sum of the epochs. The version
+//! never decreases, even after a restart, because the data folder stores the version.
 
 use crate::cluster::Topology;
 use crate::cluster::slot::{SLOTS, parse_ranges};
@@ -16,9 +16,9 @@ pub type Place = (String, u16);
 /// A Sentinel's view of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// Configuration epoch.
+    /// Configuration epoch of the shard.
     pub epoch: u64,
-    /// Master.
+    /// Address of the master.
     pub master: Place,
     /// Replicas that this Sentinel can reach.
     pub replicas: Vec<Place>,
@@ -89,7 +89,8 @@ pub fn id_of((host, port): &Place) -> String {
 }
 
 impl Sentinels {
-    /// Records a Sentinel's view of a shard. Returns false if it is older than its previous view.
+    /// Records a Sentinel's view of a shard. Returns false if the view is older than the previous
+    /// one of this Sentinel.
     pub fn hear(&mut self, sentinel: usize, shard: usize, said: Said) -> bool {
         let known = self.said.entry((sentinel, shard)).or_insert_with(|| said.clone());
         let is_older = known.epoch > said.epoch;
@@ -143,7 +144,7 @@ impl Sentinels {
         if version < now.version {
             return Ok(None);
         }
-        // A node keeps its id while its Sentinels cannot reach it.
+        // A node keeps its id while the Sentinels cannot reach the node.
         let own = own.unwrap_or_else(|| now.own_id.clone());
         let next = Topology::parse(&text, version, &own)?;
         Ok(Some(next).filter(|next| next != now))

@@ -2,15 +2,16 @@
 //!
 //! The slot of a key is the hash of its tag, the text in its first braces. The slot of an id is the
 //! hash of its decimal text. So `post:{1001}`, `liked:{1001}` and the argument `1001` share a slot.
-//! A key without a hash tag is refused, since it would be in a different slot than its id.
+//! The server refuses a key without a hash tag, since such a key would be in a different slot than
+//! its id.
 
-/// Number of slots.
+/// Number of slots of a cluster.
 pub const SLOTS: u16 = 16_384;
 
 /// Maximum length of an id's decimal text.
 const ID_BYTES: usize = 20;
 
-/// CRC-16/XMODEM of each byte.
+/// Lookup table of CRC-16/XMODEM, by byte.
 const TABLE: [u16; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -27,7 +28,7 @@ const TABLE: [u16; 256] = {
     table
 };
 
-/// CRC-16/XMODEM, as in Redis.
+/// Computes CRC-16/XMODEM, as in Redis.
 const fn crc16(bytes: &[u8]) -> u16 {
     let (mut crc, mut at) = (0u16, 0);
     while at < bytes.len() {
@@ -74,7 +75,8 @@ pub fn write_range(first: u16, last: u16) -> String {
     if first == last { first.to_string() } else { format!("{first}-{last}") }
 }
 
-/// Parses slots and ranges separated by spaces: `0-5460 7000`. The error is the invalid word.
+/// Parses slots and ranges separated by spaces: `0-5460 7000`. The error is the invalid part of the
+/// text.
 pub fn parse_ranges(text: &str) -> Result<Vec<(u16, u16)>, String> {
     let slot = |text: &str| text.parse::<u16>().ok().filter(|slot| *slot < SLOTS);
     let range = |word: &str| {

@@ -1,7 +1,8 @@
 //! Topology: the master of each slot and the replicas of each master. A topology is immutable and
-//! has a version; a change makes a new one.
+//! has a version; each change creates a new topology.
 //!
-//! Its text has a line per node, as in Kvrocks' CLUSTERX SETNODES and in the data folder:
+//! The text of a topology has a line per node, as in Kvrocks' CLUSTERX SETNODES and in the data
+//! folder:
 //!
 //! ```text
 //!   <id> <host> <port> master - [<slot>|<first>-<last> ...]
@@ -14,7 +15,7 @@ use std::fmt::Write as _;
 
 /// Length of a node's id, in bytes.
 pub const ID_BYTES: usize = 40;
-/// Maximum number of nodes. Bounds the memory that a client of CLUSTERX can allocate.
+/// Maximum number of nodes. The limit bounds the memory that a client of CLUSTERX can allocate.
 pub const MAX_NODES: usize = 2_000;
 /// Maximum length of a topology's text, in bytes.
 pub const MAX_TOPOLOGY_BYTES: usize = 1 << 20;
@@ -24,7 +25,7 @@ const MAX_HOST_BYTES: usize = 255;
 const NO_NODE: u16 = u16::MAX;
 const _: () = assert!(MAX_NODES < NO_NODE as usize);
 
-/// Error texts of Kvrocks.
+/// Error text of Kvrocks for an invalid topology.
 const NODES_INFO: &str = "Invalid cluster nodes info";
 /// Error of Kvrocks for an invalid id.
 pub const NODE_ID: &str = "Invalid cluster node id";
@@ -71,22 +72,22 @@ pub enum Server<'a> {
     OwnMaster(&'a Member),
     /// The master of another shard.
     Other(&'a Member),
-    /// No node.
+    /// No node serves the slot.
     None,
 }
 
 /// Role of this node in its topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role<'a> {
-    /// It is a master.
+    /// This node is a master.
     Master,
-    /// It is a replica of this node.
+    /// This node is a replica of the given node.
     ReplicaOf(&'a Member),
 }
 
 impl Server<'_> {
-    /// Whether this node answers requests for the slot. `may_read`: whether a replica may answer
-    /// this request.
+    /// Whether this node answers requests for the slot. `may_read` returns whether a replica may
+    /// answer the current request.
     pub fn is_here(self, may_read: impl FnOnce() -> bool) -> bool {
         match self {
             Server::Own => true,
@@ -96,7 +97,7 @@ impl Server<'_> {
     }
 }
 
-/// Immutable topology of a cluster.
+/// Topology of a cluster. A topology is immutable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     /// Version; -1 if there is no topology yet.
@@ -241,7 +242,7 @@ impl Topology {
         id: &str,
         version: i64,
     ) -> Result<Topology, String> {
-        // The change applies to the current topology, so its version must be the next one.
+        // The caller's change is based on the current topology, so it must carry the next version.
         if version <= 0 || Some(version) != self.version.checked_add(1) {
             return Err(VERSION.to_owned());
         }
@@ -310,7 +311,7 @@ impl Topology {
         self.member(self.own_master).filter(|_| self.own_master != self.own)
     }
 
-    /// Returns the masters.
+    /// Returns the masters of all shards.
     pub fn masters(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.master.is_none())
     }

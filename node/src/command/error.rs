@@ -13,11 +13,11 @@ use std::fmt;
 pub struct Refusal(Cow<'static, [u8]>);
 
 impl Refusal {
-    /// Data are still loading.
+    /// The server is still loading its data.
     pub const LOADING: Refusal =
         Refusal::fixed(b"LOADING Tidemark is loading the dataset in memory");
     pub(crate) const NO_AUTH: Refusal = Refusal::fixed(b"NOAUTH Authentication required.");
-    /// AUTH failed.
+    /// The name or the password of AUTH is wrong.
     pub const WRONG_PASS: Refusal =
         Refusal::fixed(b"WRONGPASS invalid username-password pair or user is disabled.");
     /// An argument is not a 64-bit integer.
@@ -27,9 +27,9 @@ impl Refusal {
     pub const HASH_NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR hash value is not an integer");
     pub(crate) const OVERFLOW: Refusal =
         Refusal::fixed(b"ERR increment or decrement would overflow");
-    /// The negated decrement overflows.
+    /// The negation of a decrement overflows.
     pub const DECREMENT: Refusal = Refusal::fixed(b"ERR decrement would overflow");
-    /// Unknown options.
+    /// The request has a syntax error, such as an unknown option.
     pub const SYNTAX: Refusal = Refusal::fixed(b"ERR syntax error");
     /// The length of a packed string is not a multiple of 8.
     pub const PACKED_IDS: Refusal =
@@ -41,7 +41,7 @@ impl Refusal {
     pub const TABLE_RECYCLED: Refusal =
         Refusal::fixed(b"ERR the id is below the horizon, its pairs were dropped");
 
-    /// RedisBloom's text.
+    /// The filter does not exist. The text is that of RedisBloom.
     pub const NO_FILTER: Refusal = Refusal::fixed(b"ERR not found");
 
     /// A count or a list of members was requested from a filter.
@@ -70,7 +70,7 @@ impl Refusal {
         Refusal(Cow::Owned(text))
     }
 
-    /// Returns the text without the leading `-` and the line end.
+    /// Returns the text without the leading `-` and the CRLF.
     pub fn text(&self) -> &[u8] {
         &self.0
     }
@@ -150,8 +150,8 @@ impl From<WriteError> for Refusal {
             WriteError::Counter(Counter::KeyTooBig) | WriteError::Phantom(Phantom::KeyTooBig) => {
                 refuse!("ERR key too big: the id is too far above the highest one (max_ahead)")
             }
-            // Clients recognize the error by Redis's text. The limit is the space's own or its
-            // share of the memory limit.
+            // Clients recognize the error by Redis's text. The limit is either the space's own
+            // limit or its share of the memory limit.
             WriteError::Counter(Counter::Full { .. }) => {
                 refuse!("OOM command not allowed when used memory > 'maxmemory': {error}")
             }
@@ -217,7 +217,7 @@ impl From<ChangeError> for Refusal {
     }
 }
 
-/// Displays a client's bytes in an error: at most 128 of them, and non-printable ones as `\xNN`.
+/// Displays a client's bytes in an error: at most 128 bytes, with `\xNN` for non-printable bytes.
 pub struct Printable<'a>(pub &'a [u8]);
 
 impl fmt::Display for Printable<'_> {

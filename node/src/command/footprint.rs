@@ -1,9 +1,11 @@
-//! Rows and pairs that a request touches, derived from the ids and keys among its arguments.
+//! Rows and pairs that a request accesses, derived from the ids and keys among its arguments.
 //!
 //! Before a request runs, the footprint determines what to prefetch, what to read from disk, how
 //! much log space to reserve, which stripes a transaction locks, and which permissions are needed.
-//! It also determines which keys CLIENT TRACKING records, and which objects a read has shown.
+//! The footprint also determines which keys CLIENT TRACKING records, and which objects a read has
+//! shown.
 
+use crate::command::among;
 use crate::command::id_list::Ids;
 use crate::command::spec::{KeyArgs, MEMBER, Of, Spec, flag};
 use crate::command::stream_options;
@@ -13,13 +15,13 @@ use phantom::Member;
 use resp::{Args, natural};
 use std::cell::LazyCell;
 
-/// An object that a request touches.
+/// An object that a request reads or changes.
 pub enum Touch<'a> {
     /// A row of counters, or one of its cells.
     Row(&'a CounterSpace, u64),
     /// A pair; `None` means all pairs of the id.
     Pair(&'a ExistenceSpace, u64, Option<Member<'a>>),
-    /// The fields that a view returns for an id and a viewer. Read-only.
+    /// The fields that a view returns for an id and a viewer. Requests only read them.
     Shown(&'a View, u64, Member<'a>),
 }
 
@@ -33,7 +35,7 @@ impl Touch<'_> {
     }
 }
 
-/// Object that the name before the ids refers to.
+/// Object that a request names before its ids.
 #[derive(Clone, Copy)]
 enum Named<'a> {
     Rows(&'a CounterSpace),
@@ -47,19 +49,19 @@ enum Named<'a> {
 /// Key or id that determines the cluster node of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed<'a> {
-    /// A key.
+    /// A key of the request.
     Key(&'a [u8]),
-    /// An id.
+    /// An id in the request.
     Id(u64),
 }
 
-/// How precisely the touched objects are known.
+/// Whether the arguments of a request identify all objects that it accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Reach {
-    /// Exactly the objects named by keys and ids.
+    /// The request accesses only the objects named by its keys and ids.
     Named,
-    /// Unknown: the request scans the data or changes a schema.
+    /// The objects are unknown, because the request scans the data or changes a schema.
     Everything,
 }
 
@@ -80,18 +82,24 @@ impl<'a> Footprint<'a> {
         Footprint { spec, keys: spec.keys, name: 1, args, engines }
     }
 
-    /// Returns the footprint of an option that performs an action: `FEED.GET ... MARK`.
+    /// Returns the footprint of the action that an option runs: `FEED.GET ... MARK`.
     pub fn marked(&self) -> Option<Footprint<'a>> {
         let name = self.spec.mark(self.args)?;
         Some(Footprint { keys: KeyArgs::ids_of(Of::Action), name, ..*self })
     }
 
-    /// Calls `each` for each touched object, with the position of the argument that names it.
+    /// Returns the footprint of the option AMONG: all pairs of each id in the space of the flag.
+    pub fn among(&self) -> Option<Footprint<'a>> {
+        let at = among::position(self.args)?;
+        Some(Footprint { keys: KeyArgs::ids_of(Of::RowsAndPairs), name: at + 1, ..*self })
+    }
+
+    /// Calls `each` for each accessed object, with the position of the argument that names it.
     pub fn each(&self, each: impl FnMut(usize, Touch<'a>)) {
         self.walk(|_| None, each);
     }
 
-    /// Like [`Footprint::each`], but only for the first key or id and its first member. For
+    /// Like [`Footprint::each`], but only for the first key or id and its first member. Used for
     /// pipelines of small commands.
     #[inline]
     pub fn first(&self, mut each: impl FnMut(Touch<'a>)) {
@@ -115,8 +123,8 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Whether the request consults ledgers: some space has one, and the request writes or has the
-    /// option EXACT.
+    /// Whether the request reads ledgers: some space has a ledger, and the request writes or has
+    /// the option EXACT.
     pub fn is_exact(&self) -> bool {
         self.engines.ledgers().next().is_some()
             && (self.spec.has(flag::WRITE)
@@ -125,19 +133,19 @@ impl<'a> Footprint<'a> {
     }
 
     /// Like [`Footprint::each`], but skips ids newer than all data on disk. Most requests only
-    /// touch such ids, and one comparison filters them. `is_exact` is the result of
+    /// access such ids, and one comparison filters them. `is_exact` is the result of
     /// [`Footprint::is_exact`].
     pub fn old(&self, is_exact: bool, mut each: impl FnMut(Touch<'a>)) {
         self.walk(|named| Some(self.cold_end(named, is_exact)), |_, touch| each(touch));
     }
 
-    /// How precisely the touched objects are known.
+    /// Whether the arguments identify all objects that the request accesses.
     pub fn reach(&self) -> Reach {
         let any = self.spec.has(flag::READONLY) || self.spec.may_write(self.args);
         if self.keys == KeyArgs::None && any { Reach::Everything } else { Reach::Named }
     }
 
-    /// Calls `each` for each id.
+    /// Calls `each` for each id of the request.
     pub fn ids(&self, mut each: impl FnMut(u64)) -> Reach {
         // Id 0 represents the cursors of consumer groups.
         if self.spec.group == "stream" && self.spec.has(flag::WRITE) {
@@ -160,7 +168,7 @@ impl<'a> Footprint<'a> {
                     natural(self.args.at(MEMBER)).into_iter().for_each(&mut each);
                 }
                 if self.joined(of).is_some() {
-                    entries(self.args, first).for_each(|(_, _, id)| each(id));
+                    entries(among::before(self.args), first).for_each(|(_, _, id)| each(id));
                     return self.reach();
                 }
                 Ids::new(self.spec, self.args, first, step).for_each(|(_, id)| each(id))
@@ -188,7 +196,7 @@ impl<'a> Footprint<'a> {
         self.engines.resolve_for(self.spec.is_about_pairs(), self.args.at(at))
     }
 
-    /// Calls `each` for each touched object. `end` may return an exclusive upper bound for ids.
+    /// Calls `each` for each accessed object. `end` may return an exclusive upper bound for ids.
     fn walk(&self, end: impl Fn(Named<'a>) -> Option<u64>, mut each: impl FnMut(usize, Touch<'a>)) {
         match self.keys {
             KeyArgs::None | KeyArgs::Streams(_) => {}
@@ -212,7 +220,7 @@ impl<'a> Footprint<'a> {
                 let Some(named) = self.named(of) else { return };
                 let member = LazyCell::new(|| Member::parse(self.args.at(MEMBER)));
                 if let Some(view) = self.joined(of) {
-                    for (at, part, id) in entries(self.args, first) {
+                    for (at, part, id) in entries(among::before(self.args), first) {
                         let part = std::iter::once(view).chain(self.engines.then(view)).nth(part);
                         if let Some(view) = part
                             && end(Named::View(view)).is_none_or(|end| id < end)
@@ -336,8 +344,8 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Returns the exclusive upper bound of ids on disk. There is no bound if the request consults
-    /// a ledger on disk.
+    /// Returns the exclusive upper bound of ids on disk. There is no bound if the request reads a
+    /// ledger on disk.
     fn cold_end(&self, named: Named<'a>, is_exact: bool) -> u64 {
         let engines = self.engines;
         let of_pairs = |space: &ExistenceSpace| match space.ledger() {
@@ -381,7 +389,8 @@ pub fn exact(spec: &Spec, args: Args<'_>) -> Option<usize> {
     if !matches!(spec.name, "feed.get" | "feed.row" | "ph.exists") {
         return None;
     }
-    (MEMBER + 1..args.len()).find(|at| args.at(*at).eq_ignore_ascii_case(b"EXACT"))
+    let at = (MEMBER + 1..args.len()).find(|at| args.at(*at).eq_ignore_ascii_case(b"EXACT"))?;
+    (!among::precedes(args, at)).then_some(at)
 }
 
 /// Returns the positions of the keys in a request.
@@ -394,7 +403,7 @@ pub fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize>
                 // The cast cannot overflow: a request has fewer than 2^31 arguments.
                 (options.keys.0 as i32, last as i32, 1)
             }
-            // The command will be refused.
+            // The options are invalid, so the command will return an error.
             Err(_) => (0, 0, 0),
         },
         keys => keys.positions(),

@@ -4,6 +4,7 @@
 //! Every other argument is an option. PH.UNSEEN takes its options before the ids, because some of
 //! them have numeric values.
 
+use crate::command::among::{self, is_among};
 use crate::command::spec::{MEMBER, Spec, flag};
 use crate::command::unseen_options::Options;
 use resp::{Args, natural};
@@ -11,7 +12,7 @@ use std::slice;
 
 /// Maximum number of ids in one packed string.
 pub const MAX_PACKED_IDS: usize = 100_000;
-/// Bytes per packed id.
+/// Size of a packed id in bytes.
 pub const ID_BYTES: usize = 8;
 
 const WORD: &[u8] = b"IDS";
@@ -48,7 +49,9 @@ impl Iterator for Ids<'_> {
             if let Some(id) = natural(word) {
                 return Some((at, id));
             }
-            if announces_packed(self.spec, self.args, at) {
+            if is_among(self.args, at) {
+                self.at = self.args.len();
+            } else if announces_packed(self.spec, self.args, at) {
                 self.packed = self.args.at(self.at).as_chunks().0.iter();
                 self.at += 1;
                 if let Some(id) = self.packed.next() {
@@ -66,25 +69,26 @@ pub fn packed(spec: &Spec, args: Args<'_>) -> Option<usize> {
         return None;
     }
     let mut words = first_id(spec, args, MEMBER + 1)..args.len().saturating_sub(1);
-    words.find(|&at| announces_packed(spec, args, at)).map(|at| at + 1)
+    let at = words.find(|&at| announces_packed(spec, args, at))?;
+    (!among::precedes(args, at)).then_some(at + 1)
 }
 
-/// Whether the argument at this position announces packed ids. In `FEED.GET ... MARK ids`, the word
-/// is the name of an action.
+/// Whether the argument at this position is the word IDS before packed ids. In `FEED.GET ... MARK
+/// ids`, that word is the name of an action.
 #[inline]
 fn announces_packed(spec: &Spec, args: Args<'_>, at: usize) -> bool {
     let is_action = || spec.name == "feed.get" && args.at(at - 1).eq_ignore_ascii_case(b"MARK");
     is_ids(args.at(at)) && spec.has(flag::PACKED) && !is_action()
 }
 
-/// Returns the number of packed ids in a request; may return too many for a command that takes no
-/// packed ids.
+/// Returns the number of packed ids in a request. The result may be too high for a command that
+/// does not accept packed ids.
 pub fn count_packed(args: Args<'_>) -> usize {
     let words = MEMBER + 1..args.len().saturating_sub(1);
     words.filter(|&at| is_ids(args.at(at))).map(|at| args.at(at + 1).len() / ID_BYTES).sum()
 }
 
-/// Whether a word announces packed ids.
+/// Whether an argument is the word IDS, in any case.
 #[inline]
 pub fn is_ids(word: &[u8]) -> bool {
     word.eq_ignore_ascii_case(WORD)

@@ -1,16 +1,16 @@
 //! Key specifications of commands, as in Redis's COMMAND.
 //!
-//! [`Spec::keys`] determines the positions of the keys. The flags determine how a command uses
-//! them, unless [`Spec::uses`] overrides that.
+//! [`Spec::keys`] determines the positions of the keys. The flags determine how a command uses the
+//! keys, unless [`Spec::uses`] overrides the flags.
 
 use crate::command::spec::{KeyArgs, Spec, flag};
 use resp::Args;
 
 /// A range of a command's keys and their use.
 pub struct KeySpec {
-    /// Positions, as in [`Spec::keys`].
+    /// Positions of the keys, as in [`Spec::keys`].
     pub keys: KeyArgs,
-    /// `RO`, `RW`, `OW` (overwrite) or `RM` (remove), followed by words for the access to the
+    /// `RO`, `RW`, `OW` (overwrite) or `RM` (remove), followed by flags for the access to the
     /// content, separated by spaces.
     pub uses: &'static str,
 }
@@ -72,7 +72,7 @@ impl Uses {
     }
 
     /// Whether the request reads, and whether it changes, the content of the key at this position.
-    /// These are the permissions that it needs. An existence check needs neither.
+    /// The user needs these permissions. An existence check needs neither of them.
     pub(crate) fn needs(&self, position: usize) -> (bool, bool) {
         let uses = self.at(position);
         let has = |word| uses.split(' ').any(|used| used == word);

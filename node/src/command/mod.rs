@@ -1,5 +1,6 @@
 //! Properties of commands: names, arity, flags, key specifications, ACL categories and errors.
 
+pub mod among;
 pub mod error;
 pub mod footprint;
 pub mod id_list;

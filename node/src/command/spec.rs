@@ -1,40 +1,41 @@
 //! Specification of a command: one row of the command table.
 
+use crate::command::among;
 use crate::command::error::Refusal;
 use crate::command::unseen_options::{Options, UnseenOption};
 use resp::Args;
 
 /// Properties of a command: bits of `Spec::flags`. COMMAND INFO shows the first 14.
 pub mod flag {
-    /// Changes data.
+    /// The command changes data.
     pub const WRITE: u32 = 1;
-    /// Reads data.
+    /// The command reads data.
     pub const READONLY: u32 = 1 << 1;
-    /// May need more memory.
+    /// The command may increase the memory use, and is refused at the memory limit.
     pub const DENYOOM: u32 = 1 << 2;
-    /// For operators.
+    /// The command is for operators.
     pub const ADMIN: u32 = 1 << 3;
-    /// Takes constant time, or time linear in its arguments.
+    /// The command takes constant time, or time linear in its arguments.
     pub const FAST: u32 = 1 << 4;
-    /// Allowed while data are loading.
+    /// The command is allowed while data are loading.
     pub const LOADING: u32 = 1 << 5;
-    /// Allowed on a replica without a link to its master.
+    /// The command is allowed on a replica without a link to its master.
     pub const STALE: u32 = 1 << 6;
-    /// Allowed before authentication.
+    /// The command is allowed before authentication.
     pub const NO_AUTH: u32 = 1 << 7;
-    /// Refused in scripts.
+    /// The command is refused in scripts.
     pub const NOSCRIPT: u32 = 1 << 8;
-    /// Related to channels.
+    /// The command is related to channels.
     pub const PUBSUB: u32 = 1 << 9;
-    /// Refused in a transaction, since its reply is asynchronous.
+    /// The command is refused in a transaction, since its reply is asynchronous.
     pub const NO_MULTI: u32 = 1 << 10;
-    /// Changes no local data but has an effect on other nodes or clients.
+    /// The command changes no local data but has an effect on other nodes or clients.
     pub const MAY_REPLICATE: u32 = 1 << 11;
-    /// Hidden from MONITOR.
+    /// The command is hidden from MONITOR.
     pub const SKIP_MONITOR: u32 = 1 << 12;
-    /// Hidden from SLOWLOG, which shows the commands that it executes instead.
+    /// The command is hidden from SLOWLOG, which shows the commands that it executes instead.
     pub const SKIP_SLOWLOG: u32 = 1 << 13;
-    /// Names in the order of the bits.
+    /// Names of the flags in the order of their bits.
     pub const NAMES: [&str; 14] = [
         "write",
         "readonly",
@@ -60,7 +61,7 @@ pub mod flag {
     /// Changes data if an option says so (FEED.GET ... MARK, PH.UNSEEN ... MARK).
     pub const MAY_WRITE: u32 = 1 << 26;
     /// The first argument names a space, view or action. A subcommand's name or a key may precede
-    /// it.
+    /// this argument.
     pub const NAMED: u32 = 1 << 27;
     /// A write that also returns stored data.
     pub const READS: u32 = 1 << 28;
@@ -70,46 +71,47 @@ pub mod flag {
     pub const PACKED: u32 = 1 << 30;
 }
 
-/// Positions of the arguments that identify the touched data. `footprint` resolves them.
+/// Positions of the arguments that identify the accessed data. `footprint` resolves these
+/// positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyArgs {
-    /// None: the command touches no data, or all of them.
+    /// No positions: the command accesses no data, or the whole data set.
     None,
     /// Keys: position of the first and of the last one (negative: counted from the end), and the
     /// step.
     Keys(i32, i32, i32),
     /// Stream keys after the word STREAMS, which is at this position or later. An equal number of
-    /// ids follows them.
+    /// ids follows the keys.
     Streams(u8),
-    /// The key of a row, a view and a viewer. The view may return other data of that id.
+    /// The key of a row, a view and a viewer. The view may return other data of the row's id.
     Shown,
     /// Ids of the space, view or action in the first argument: position of the first id, and the
-    /// step. Options may follow them.
+    /// step. Options may follow the ids.
     Ids(Of, usize, usize),
 }
 
 /// Kind of object that the ids belong to. A member precedes the ids, except for rows and FORGET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
-    /// A counter space.
+    /// Ids of a counter space.
     Rows,
-    /// An existence space.
+    /// Ids of an existence space.
     Pairs,
-    /// An action.
+    /// Ids of an action.
     Action,
-    /// A view.
+    /// Ids of a view.
     View,
-    /// An existence space, or a counter space with all spaces that share its ids.
+    /// Ids of an existence space, or of a counter space and all spaces that share its ids.
     RowsAndPairs,
 }
 
-/// No keys.
+/// The command has no keys.
 pub const NO_KEYS: KeyArgs = KeyArgs::None;
-/// One key, the first argument.
+/// The first argument is the only key.
 pub const ONE_KEY: KeyArgs = KeyArgs::Keys(1, 1, 1);
-/// Two keys, the first two arguments.
+/// The first two arguments are keys.
 pub const TWO_KEYS: KeyArgs = KeyArgs::Keys(1, 2, 1);
-/// One key after a subcommand's name or a number of keys.
+/// The second argument is the only key. The key follows a subcommand's name or the number of keys.
 pub const SECOND_KEY: KeyArgs = KeyArgs::Keys(2, 2, 1);
 /// All arguments are keys.
 pub const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
@@ -117,7 +119,7 @@ pub const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
 pub const MEMBER: usize = 2;
 
 impl KeyArgs {
-    /// Ids that follow a name and a member.
+    /// Returns the positions of ids that follow a name and a member.
     pub const fn ids_of(of: Of) -> KeyArgs {
         KeyArgs::Ids(of, MEMBER + 1, 1)
     }
@@ -143,11 +145,11 @@ pub type Outcome = Result<(), Refusal>;
 /// Complexity of a command, as shown by COMMAND DOCS.
 #[derive(Clone, Copy)]
 pub enum Cost {
-    /// Constant time.
+    /// The command takes constant time.
     Constant,
     /// Time linear in the number of these items.
     Linear(&'static str),
-    /// A free text.
+    /// Any other complexity, as text.
     Other(&'static str),
 }
 
@@ -158,22 +160,22 @@ pub struct Spec {
     pub name: &'static str,
     /// Number of arguments including the name; negative for a minimum.
     pub arity: i32,
-    /// Bits of [`flag`].
+    /// Flags of the command: bits of [`flag`].
     pub flags: u32,
-    /// Positions of the keys.
+    /// Positions of the keys or ids.
     pub keys: KeyArgs,
     /// Redis's command group, which is also an ACL category.
     pub group: &'static str,
     /// First Redis or Tidemark version with this command.
     pub since: &'static str,
-    /// Arguments after the name.
+    /// Arguments after the name, in the notation of the command reference.
     pub usage: &'static str,
-    /// Description in one or a few sentences.
+    /// Short description of the command.
     pub summary: &'static str,
-    /// Complexity.
+    /// Time complexity of the command.
     pub cost: Cost,
     /// How the command uses its first key and the others, in terms of
-    /// [`KeySpec::uses`](crate::command::keyspec::KeySpec::uses); empty if the flags imply it.
+    /// [`KeySpec::uses`](crate::command::keyspec::KeySpec::uses); empty if the flags imply the use.
     pub uses: (&'static str, &'static str),
     /// Hints for cluster clients: request and response policy, and whether replies are
     /// deterministic.
@@ -211,16 +213,18 @@ impl Spec {
         }
         // Starts after the view and the viewer, since either may be named MARK.
         let mut words = MEMBER + 1..args.len().saturating_sub(1);
-        words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
+        let at = words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK"))?;
+        (!among::precedes(args, at)).then_some(at + 1)
     }
 
-    /// Whether all keys name pairs, as in BFSET, even if a counter space has the same key.
+    /// Whether all keys of the command refer to pairs, as in BFSET, even if a counter space has the
+    /// same key.
     pub(crate) fn is_about_pairs(&self) -> bool {
         self.group == "weibo" && self.name.starts_with("bf")
     }
 
-    /// Whether the keys may be sets with a ledger, which may need disk reads. String commands only
-    /// access counters.
+    /// Whether the keys may be sets with a ledger, which may require disk reads. String commands
+    /// access only counters.
     pub fn may_read_sets(&self) -> bool {
         self.keys.are_keys() && self.group != "string"
     }
@@ -237,12 +241,12 @@ impl Spec {
         self.name.split_once('|').map_or(self.name, |(_, own)| own)
     }
 
-    /// Whether the command has this subcommand; case-insensitive.
+    /// Whether the command has this subcommand. The comparison ignores case.
     pub fn knows(&self, name: &[u8]) -> bool {
         self.subcommands.iter().any(|sub| sub.own_name().as_bytes().eq_ignore_ascii_case(name))
     }
 
-    /// Returns the upper-case name and the arguments, as in the reference.
+    /// Returns the upper-case name and the arguments, as in the command reference.
     pub fn synopsis(&self) -> String {
         let name = self.name.to_ascii_uppercase().replace('|', " ");
         if self.usage.is_empty() { name } else { format!("{name} {}", self.usage) }

@@ -7,13 +7,13 @@ use resp::Args;
 /// Options of XREAD and XREADGROUP.
 #[derive(Default)]
 pub struct Options<'a> {
-    /// COUNT.
+    /// Value of the option COUNT.
     pub count: Option<&'a [u8]>,
-    /// BLOCK, in milliseconds.
+    /// Value of the option BLOCK, in milliseconds.
     pub block: Option<&'a [u8]>,
-    /// GROUP: the group and the consumer.
+    /// Group and consumer in the option GROUP.
     pub group: Option<(&'a [u8], &'a [u8])>,
-    /// NOACK.
+    /// Whether the option NOACK is present.
     pub no_ack: bool,
     /// Position and number of the keys.
     pub keys: (usize, usize),

@@ -1,9 +1,9 @@
-//! Keys of streams. `tm:changes` and `tm:changes:SPACE` are the only ones.
+//! Keys of streams. The only streams are `tm:changes` and `tm:changes:SPACE`.
 
 use dataset::changes::Scope;
 use dataset::engines::Engines;
 
-/// Stream of all spaces.
+/// Key of the stream of all spaces.
 pub(crate) const ALL: &[u8] = b"tm:changes";
 /// Prefix of the stream of one space.
 const OF_SPACE: &[u8] = b"tm:changes:";

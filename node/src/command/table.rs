@@ -84,8 +84,8 @@ pub fn find(name: &[u8]) -> Found {
 /// Maximum length of a name that [`Lookup`] caches, in bytes.
 const KNOWN_BYTES: usize = 16;
 
-/// [`find`] with a cache of one entry. Each connection has one, because clients tend to repeat a
-/// command.
+/// Caches the last result of [`find`]. Each connection has its own cache, because clients tend to
+/// repeat a command.
 #[derive(Default)]
 pub struct Lookup {
     name: [u8; KNOWN_BYTES],
@@ -94,7 +94,7 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// Like [`find`].
+    /// Finds a command like [`find`], and caches the result.
     #[inline]
     pub fn find(&mut self, name: &[u8]) -> Found {
         if self.name.get(..self.length) == Some(name) {

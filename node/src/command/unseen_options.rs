@@ -15,7 +15,8 @@ pub enum UnseenOption<'a> {
     Mark,
 }
 
-/// Iterator over the options of a request. It ends at the first other argument.
+/// Iterator over the options of a request. The iteration ends at the first argument that is not an
+/// option.
 pub struct Options<'a> {
     args: Args<'a>,
     at: usize,

@@ -1,18 +1,18 @@
-//! What the sources of events are: `[[ingest]]`, and what its words mean.
+//! Section `[[ingest]]`: sources of events, and the mapping of events to actions and counters.
 
 use serde::{Deserialize, Serialize};
 
-/// How events are written.
+/// Encoding of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IngestFormat {
-    /// Lines of JSON.
+    /// JSON, one object per line.
     Json,
-    /// The compact form of docs/ingest.md.
+    /// Binary format, described in docs/ingest.md.
     Binary,
 }
 
-/// Start position of a source that was never read.
+/// Start position of a source that has never been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IngestStart {
@@ -34,20 +34,20 @@ pub enum IngestPoison {
 
 dataset::section! {
     /// A stream of events that the master reads, each event exactly once: docs/ingest.md. Every
-    /// node that may become the master needs the same sources. There is none by default.
+    /// node that may become the master needs the same sources. By default there are none.
     Ingest {
-        /// Name, 1 to 64 of a-z, A-Z, 0-9, _ and -. The position in the stream is stored under
-        /// it: a new name reads from the start.
+        /// Name of 1 to 64 characters: a-z, A-Z, 0-9, _ and -. The position in the stream is stored
+        /// under this name, so a source with a new name reads from the start.
         #[group = 2]
         name: String = String::new(),
-        /// Broker: nats://host:4222, kafka://host:9092 or redis://host:6379. NATS and Kafka
-        /// take several, separated by commas.
+        /// Broker: nats://host:4222, kafka://host:9092 or redis://host:6379. For NATS and Kafka you
+        /// may list several, separated by commas.
         #[group = 2]
         url: String = String::new(),
         /// User to log in as. With an empty user the password is a NATS token.
         #[group = 2]
         user: String = String::new(),
-        /// Password to log in with.
+        /// Password of that user.
         #[secret = true]
         #[group = 2]
         password: String = String::new(),
@@ -66,9 +66,9 @@ dataset::section! {
         /// Format of events: "json", one object per line, or "binary".
         #[group = 2]
         format: IngestFormat = IngestFormat::Json,
-        /// Events as "NAME = act ACTION", "NAME = undo ACTION", "NAME = increment SPACE.FIELD"
-        /// or "NAME = set SPACE.FIELD". Empty takes the names of the actions, and un- to undo
-        /// one. Binary events are indexes into this list.
+        /// Events as "NAME = act ACTION", "NAME = undo ACTION", "NAME = increment SPACE.FIELD" or
+        /// "NAME = set SPACE.FIELD". If empty, "like" runs the action like, and "unlike" undoes it.
+        /// Binary events are indexes into this list.
         #[group = 2]
         events: Vec<String> = Vec::new(),
         /// JSON key of the event's name.
@@ -81,8 +81,8 @@ dataset::section! {
         field_name: String = "field".to_owned(),
         /// JSON key of the number, for increment and set.
         value_name: String = "value".to_owned(),
-        /// Redis: field of an entry that has the events. An entry without it is an event
-        /// itself.
+        /// Redis: field of a stream entry that contains the events. If an entry lacks the field,
+        /// its fields are the event.
         payload: String = "payload".to_owned(),
         /// Where a new source begins: "first", the oldest message, or "new".
         #[group = 2]
@@ -90,13 +90,13 @@ dataset::section! {
         /// Maximum number of events per step, 1 to 4096.
         batch: usize = 512,
         /// What to do with an invalid event: "skip" writes it to a file of dead letters, "stop"
-        /// halts the source. Take "stop" if no event may be lost.
+        /// halts the source. Use "stop" if no event may be lost.
         #[group = 2]
         poison: IngestPoison = IngestPoison::Skip,
-        /// File of dead letters, one JSON object per line; empty is NAME.dead in the data
-        /// folder.
+        /// File of dead letters, one JSON object per line. If empty, the file is NAME.dead in the
+        /// data folder.
         dead_letters: String = String::new(),
-        /// Maximum size of that file. Further dead letters are only counted.
+        /// Maximum size of the file of dead letters. Further dead letters are only counted.
         #[key = "max_dead_letters"]
         #[with = "dataset::options::units::bytes"]
         dead_letter_bytes: u64 = 64 << 20,
@@ -107,7 +107,7 @@ dataset::section! {
 const MOST_EVENTS: usize = 4096;
 
 impl Ingest {
-    /// Checks the sources, and that they go together.
+    /// Checks each source and that the names of the sources differ.
     pub(super) fn check(all: &[Ingest]) -> Result<(), String> {
         for (index, source) in all.iter().enumerate() {
             let name = &source.name;
@@ -153,32 +153,32 @@ impl Ingest {
     }
 }
 
-/// What an event does.
+/// Effect of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Runs an action.
+    /// The event runs an action.
     Act,
-    /// Takes it back.
+    /// The event undoes an action.
     Undo,
-    /// Adds to counters.
+    /// The event adds to counters.
     Increment,
-    /// Sets counters.
+    /// The event sets counters.
     Set,
 }
 
 /// One entry of the list `events`: `name = verb target`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// Type of the event, as in the message.
+    /// Name of the event, as in the message.
     pub name: String,
-    /// What it does.
+    /// Effect of the event.
     pub verb: Verb,
-    /// An action, or a counter as space.field.
+    /// Name of an action, or a counter as space.field.
     pub target: String,
 }
 
 impl Mapped {
-    /// Reads the list.
+    /// Parses the list `events`.
     pub fn all(events: &[String]) -> Result<Vec<Mapped>, String> {
         let mut all: Vec<Mapped> = Vec::new();
         for text in events {
@@ -211,19 +211,20 @@ impl Mapped {
     }
 }
 
-/// The kind of a source, by its address.
+/// Kind of broker, given by the scheme of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broker {
-    /// NATS JetStream.
+    /// A NATS server with JetStream.
     Nats,
-    /// What speaks Kafka's protocol.
+    /// Any broker with Kafka's protocol.
     Kafka,
     /// A stream of a Redis server.
     Redis,
 }
 
 impl Broker {
-    /// By the address, `nats://host:4222`; and the addresses behind it.
+    /// Parses a URL such as `nats://host:4222`. Returns the kind of broker and the text after the
+    /// scheme.
     pub(crate) fn of(url: &str) -> Result<(Broker, &str), String> {
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
         let broker = match scheme {

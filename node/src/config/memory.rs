@@ -1,12 +1,13 @@
-//! How much memory there is for this process.
+//! Default memory limit: a share of the memory that is available to this process.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The part of it that a server takes unless told otherwise, in percent.
+/// Default memory limit of a server, in percent of the available memory.
 const PART: u64 = 70;
 
-/// [`PART`] of what the machine has, or the cgroup if that allows less. It is looked up once.
+/// Returns [`PART`] percent of the machine's memory, or of the cgroup's limit if that is lower. The
+/// result is computed only once.
 pub(super) fn default_bytes() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {
@@ -21,11 +22,11 @@ fn machine_bytes() -> Option<u64> {
     Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// The lowest limit of this process's cgroup and those above it, of version 2 or 1.
+/// Returns the lowest memory limit of this process's cgroup and its ancestors (version 1 or 2).
 fn cgroup_bytes(root: &Path) -> Option<u64> {
     let text = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limits = text.lines().flat_map(|line| {
-        // hierarchy:controllers:path
+        // The format of a line is hierarchy:controllers:path.
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or("/"));
         let (folder, file) = match controllers {
@@ -37,7 +38,7 @@ fn cgroup_bytes(root: &Path) -> Option<u64> {
         };
         let folder = root.join(folder);
         let own = folder.join(path.trim_start_matches('/'));
-        // In a container the path may be the one outside of it.
+        // In a container this path may be valid only outside the container, so read all ancestors.
         let all: Vec<PathBuf> = own
             .ancestors()
             .take_while(|dir| dir.starts_with(&folder))
@@ -71,7 +72,7 @@ mod tests {
             ("sys/fs/cgroup/system.slice/memory.max", "2147483648\n"),
         ]);
         assert_eq!(cgroup_bytes(root.path()), Some(2 << 30));
-        // Version 1, in a container: the path is the one outside.
+        // cgroup version 1 in a container: the path is valid only outside the container.
         let root = with(&[
             ("proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/docker/17\n"),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "536870912\n"),

@@ -1,9 +1,9 @@
-//! The configuration: one TOML file. Each setting is declared once, in `sections`, with its unit,
-//! its default and its documentation. `tidemark config` prints the file from these declarations,
-//! and `config/tidemark.toml` is what `tidemark config --all` prints (a test compares).
+//! The configuration: one TOML file. `sections` declares each setting once, with its unit, default
+//! and documentation. `tidemark config` prints a configuration file from these declarations.
+//! `config/tidemark.toml` is the output of `tidemark config --all`, as a test checks.
 //!
-//! A key that is not declared is refused with its name and line: a misspelt limit must not go
-//! unnoticed.
+//! The server refuses a file with an undeclared key and reports the key and its line, because a
+//! misspelled limit must not be ignored.
 
 mod ingest;
 mod memory;
@@ -30,43 +30,42 @@ pub use sections::{
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Why a configuration was refused.
+/// Reason why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}")]
     Read {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// It is not TOML, or names a key that does not exist, or gives it a value of another type.
+    /// The file is not valid TOML, contains an unknown key, or has a value of the wrong type.
     #[error("{path}: {source}")]
     Parse {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Line, column and what is wrong there.
+        /// Error of the TOML parser, with line and column.
         source: Box<toml::de::Error>,
     },
-    /// The values do not fit together.
+    /// The values are inconsistent or out of range.
     #[error("configuration: {0}")]
     Invalid(String),
 }
 
-/// What [`Config::print`] prints.
+/// Selects the settings that [`Config::print`] prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// The first group, and what is not the default.
+    /// The first group, and all settings that differ from their defaults.
     Short,
-    /// The first group, the lists, and what is not the default.
+    /// The first group, the lists, and all settings that differ from their defaults.
     Lists,
     /// All groups and lists.
     All,
 }
 
-/// The whole configuration. `Config::default()` is what the program runs with when no file is
-/// given.
+/// The whole configuration. Without a configuration file the server uses `Config::default()`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -104,10 +103,10 @@ pub struct Config {
     pub ingest: Vec<Ingest>,
     /// `[[shard]]`
     pub shard: Vec<Shard>,
-    /// The file that it was read from, for CONFIG REWRITE.
+    /// Path of the configuration file, for CONFIG REWRITE.
     #[serde(skip)]
     pub file: Option<PathBuf>,
-    /// The lists that the file has, by name.
+    /// Names of the lists in the configuration file.
     #[serde(skip)]
     pub lists: Vec<String>,
 }
@@ -139,7 +138,8 @@ impl Default for Config {
     }
 }
 
-/// Replaces lists that a file gives as words, as Redis's does (`bind = "0.0.0.0"`).
+/// Replaces strings by lists where a setting is a list. Redis's configuration file also separates
+/// the items by spaces (`bind = "0.0.0.0"`).
 fn read_words(written: &mut toml::Table) {
     let defaults = toml::Table::try_from(Config::default()).unwrap_or_default();
     let item = |section: &str| match section {
@@ -163,7 +163,7 @@ fn read_words(written: &mut toml::Table) {
     }
 }
 
-/// Implements `read_words` for a section. `like` has a value of each key's type.
+/// Implements `read_words` for a section. `like` contains a value of the right type for each key.
 fn read_words_like(like: &toml::Table, values: &mut toml::Table) {
     for (key, value) in values {
         let (Some(like), toml::Value::String(text)) = (like.get(key), &*value) else { continue };
@@ -176,7 +176,7 @@ fn read_words_like(like: &toml::Table, values: &mut toml::Table) {
 }
 
 impl Config {
-    /// Bytes of memory that the server may take.
+    /// Returns the memory limit of the server in bytes.
     pub fn memory_bytes(&self) -> u64 {
         match self.server.memory_bytes {
             0 => memory::default_bytes(),
@@ -184,9 +184,10 @@ impl Config {
         }
     }
 
-    /// What the data set is made of, where its folder is new; then the folder has the lists.
+    /// Returns the options of a new data folder. An existing data folder has its own catalogue of
+    /// spaces, views and actions.
     pub fn data_set(&self) -> Options {
-        // Slots are those of ids in braces.
+        // In a cluster the hash tag of a key must be its id.
         if self.cluster.enabled {
             let mut tagged = self.clone();
             tagged.put_hash_tags();
@@ -210,13 +211,13 @@ impl Config {
         }
     }
 
-    /// Makes the lists what they are in a data folder.
+    /// Replaces the lists of spaces, views and actions by those of a data folder's catalogue.
     pub fn describe(&mut self, catalogue: &Catalogue) {
         let Config { counter, existence, view, action, .. } = self;
         catalogue.describe(Described { counter, existence, view, action });
     }
 
-    /// Reads and checks a file.
+    /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -227,7 +228,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads and checks the text of a file; `path` is named in errors.
+    /// Parses and checks the text of a configuration file. Errors contain `path`.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
         let wrong = |source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) };
         let mut written: toml::Table = toml::from_str(text).map_err(wrong)?;
@@ -235,7 +236,7 @@ impl Config {
             Ok(config) => config,
             Err(error) => {
                 read_words(&mut written);
-                // The first error names a line of the file.
+                // Return the first error, because it has a line number of the file.
                 written.clone().try_into().map_err(|_| wrong(error))?
             }
         };
@@ -276,9 +277,10 @@ impl Config {
         Ok(())
     }
 
-    /// Puts the id of every key pattern in braces, unless it already is: `post:{{id}}` has keys
-    /// like `post:{17}`. Proxies and cluster clients choose the server of a key by its hash tag,
-    /// the text in braces. So the row, cells and flags of an id are on one server.
+    /// Puts the id of every key pattern in braces: `post:{{id}}` has keys like `post:{17}`.
+    /// Patterns that already have the braces do not change. Proxies and cluster clients choose the
+    /// server of a key by its hash tag, the text in braces. So the row, cells and flags of an id
+    /// are on one server.
     pub fn put_hash_tags(&mut self) {
         let counters = self.counter.iter_mut().flat_map(|c| [&mut c.rows, &mut c.cells]);
         for patterns in counters.chain(self.existence.iter_mut().map(|e| &mut e.pairs)) {
@@ -293,7 +295,8 @@ impl Config {
         }
     }
 
-    /// Where backups go: nothing of the data folder may be written there, nor of them in it.
+    /// Checks the backup settings. The backup folder and the data folder must not contain each
+    /// other.
     fn check_backup(&self) -> Result<(), ConfigError> {
         let invalid = |text: String| Err(ConfigError::Invalid(text));
         let backup = &self.backup;
@@ -321,7 +324,7 @@ impl Config {
         Ok(())
     }
 
-    /// Checks that the values fit together. What a schema or a filter may be, the engines check.
+    /// Checks that the values are valid and consistent. The engines check the schemas and filters.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let invalid = |text: String| Err(ConfigError::Invalid(text));
         let server = &self.server;
@@ -341,16 +344,16 @@ impl Config {
     }
 }
 
-/// Upper bound of every setting that is a duration, in its own unit, as in Redis: whatever is
-/// computed from it fits an `Instant`.
+/// Maximum value of a duration setting, in the unit of the setting, as in Redis. A deadline
+/// computed from such a duration fits an `Instant`.
 const MOST_TIME: i64 = i32::MAX as i64;
-/// Upper bound of `tcp_keepalive`: Linux refuses more (MAX_TCP_KEEPIDLE), so that no socket could
-/// be set up.
+/// Maximum value of `tcp_keepalive`, in seconds. Linux refuses larger values (MAX_TCP_KEEPIDLE),
+/// and the server could then not set up any connection.
 const MOST_KEEPALIVE_S: i64 = 32_767;
-/// Upper bound of settings that are a number of threads.
+/// Maximum value of a setting that is a number of threads.
 const MOST_THREADS: i64 = 1_024;
 
-/// Settings with a range of their own.
+/// Settings that have a specific range.
 const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
     ("server", "tcp_keepalive", 0..=MOST_KEEPALIVE_S),
     ("server", "workers", 0..=MOST_THREADS),
@@ -360,7 +363,7 @@ const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
     ("server", "max_bulk", 64 << 10..=2 << 30),
     ("server", "max_query_buffer", 1 << 20..=2 << 30),
     ("server", "max_output_buffer", 1 << 20..=2 << 30),
-    // A transaction's changes become one batch of the log.
+    // All changes of a transaction are logged in one batch.
     ("server", "max_transaction", 0..=64 << 20),
     ("server", "slowlog_slower_than", -1..=i64::MAX),
     ("spill", "read_threads", 0..=MOST_THREADS),
@@ -374,7 +377,7 @@ const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
     ("cluster", "node_timeout", 100..=MOST_TIME),
 ];
 
-/// Number of a setting, in the unit of its field.
+/// Returns the value of a numeric setting, in the unit of the configuration's field.
 fn number(key: &Key, value: &toml::Value) -> Option<i64> {
     match (key.unit(), value.as_str()) {
         (Some(unit), Some(text)) => i64::try_from(unit.parse(text).ok()?).ok(),
@@ -382,7 +385,7 @@ fn number(key: &Key, value: &toml::Value) -> Option<i64> {
     }
 }
 
-/// The values that an integer setting may have.
+/// Returns the valid range of an integer setting.
 fn range_of(section: &str, key: &Key) -> std::ops::RangeInclusive<i64> {
     let own = RANGES.iter().find(|(s, n, _)| (*s, *n) == (section, key.name));
     match own {
@@ -446,7 +449,7 @@ mod tests {
         }
     }
 
-    /// F17: each list that a file leaves out fits the lists that it has.
+    /// F17: if a file omits a list, the default of that list is consistent with the other lists.
     #[test]
     fn default_views_and_actions_go_with_their_spaces() {
         let of = |text: &str| {
@@ -454,7 +457,7 @@ mod tests {
             let view = |v: &View| [&v.counters[..], &v.flags[..]].concat().join(" ");
             let views: Vec<String> = config.view.iter().map(view).collect();
             let actions: Vec<&str> = config.action.iter().map(|a| a.name.as_str()).collect();
-            // Also where a list is empty.
+            // Empty lists must also survive a round trip.
             assert_eq!(parse(&config.print(Extent::All)).as_ref(), Ok(&config), "{text}");
             (views.join("; "), actions.join(" "))
         };
@@ -492,7 +495,7 @@ mod tests {
         let once = config.clone();
         config.put_hash_tags();
         assert_eq!(config, once);
-        // Of two forms that become the same one is left.
+        // Patterns that become equal are merged.
         config.counter[0].rows = "post:{{id}} post:{id} p{id}".to_owned();
         config.put_hash_tags();
         assert_eq!(config.counter[0].rows, "post:{{id}} p{{id}}");
@@ -575,7 +578,7 @@ mod tests {
         }
     }
 
-    /// F24: every duration is accepted at both ends of its range, and not beyond.
+    /// F24: every duration setting accepts both ends of its range and rejects values outside it.
     #[test]
     fn every_duration_is_bounded() {
         for (section, keys) in SECTIONS {

@@ -1,4 +1,4 @@
-//! The file as `tidemark config` prints it: settings in three groups, then the lists.
+//! Prints the configuration file for `tidemark config`: settings in three groups, then the lists.
 //!
 //! Settings have their full names, as for CONFIG SET, because a section may have keys of several
 //! groups and TOML allows a section only once.
@@ -9,7 +9,7 @@ use crate::config::{
 use serde::Serialize;
 use std::fmt::Write as _;
 
-/// Head of the printed file.
+/// Header of the printed file.
 const HEAD: &str = "\
 # Configuration of Tidemark with the default values. A file needs only what it changes.
 # Sizes are quoted, as \"8gb\" or \"64mb\"; times as \"500ms\", \"10s\", \"1h\" or \"7d\". Without a
@@ -21,7 +21,7 @@ const HEAD: &str = "\
 # them here.
 ";
 
-/// Advice of the short form.
+/// Hint that ends the header of the short form.
 const MORE: &str = "\
 #
 # These are the settings that every operator should read. `tidemark config --all`
@@ -48,7 +48,7 @@ const LISTS: &str = "\
 ";
 
 impl Config {
-    /// The file with these values and their documentation.
+    /// Returns a configuration file with these values and their documentation.
     pub fn print(&self, extent: Extent) -> String {
         let is_all = extent == Extent::All;
         let mut out = HEAD.to_owned();
@@ -85,7 +85,7 @@ impl Config {
             for (section, keys) in SECTIONS {
                 let of = |all: &toml::Table, key: &Key| all.get(*section)?.get(key.name).cloned();
                 let is_printed = |key: &&Key| {
-                    // Settings outside the groups come last.
+                    // Settings without a group are printed with the last group.
                     let is_here = key.group == *group || key.group == 0 && *group == 3;
                     let is_default = of(&values, key) == of(&defaults, key);
                     is_here && (!is_default || *group == 1 || is_all && key.group > 0)
@@ -104,7 +104,8 @@ impl Config {
         }
     }
 
-    /// Prints lists that are empty by default; if all is printed, as samples.
+    /// Prints the lists that are empty by default. If all settings are printed, prints samples for
+    /// the empty lists.
     fn print_samples(&self, out: &mut String, is_all: bool) {
         let source = Ingest {
             name: "likes".to_owned(),

@@ -1,32 +1,32 @@
-//! The sections: each setting with its name, unit, default and documentation. Those of spaces,
-//! views and actions are [`dataset::options`].
+//! Sections of the configuration: each setting with its name, unit, default and documentation. The
+//! settings of spaces, views and actions are in [`dataset::options`].
 
 use dataset::options::{Fsync, Key, Spill, Tokens};
 use dataset::section;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The port that Tidemark listens on unless told otherwise.
+/// Default TCP port of a server.
 pub const DEFAULT_PORT: u16 = 6399;
 
-/// Maximum number of connections that wait for accept(), as Redis's default.
+/// Maximum number of connections that wait for accept(). The value is Redis's default.
 pub const BACKLOG: i32 = 511;
 
-/// How the log is written.
+/// Format of the server's log messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// Plain text.
+    /// Human-readable text.
     Text,
     /// One JSON object per line.
     Json,
 }
 
 section! {
-    /// Network, memory and clients.
+    /// Settings of the network, memory and clients.
     Server {
-        /// Addresses to listen on. The default serves only this machine. Name others for remote
-        /// clients, and set security.password or users then.
+        /// Addresses to listen on. By default only clients on this machine can connect. For remote
+        /// clients, add addresses and set security.password or security.users.
         #[redis = "bind"]
         #[group = 1]
         bind: Vec<String> = vec!["127.0.0.1".to_owned()],
@@ -50,21 +50,21 @@ section! {
         /// to other programs.
         #[group = 2]
         workers: usize = 0,
-        /// Maximum number of clients; more get an error. Raise it with the system's limit of
-        /// open files (ulimit -n).
+        /// Maximum number of clients; further clients receive an error. Raise it together with the
+        /// system's limit of open files (ulimit -n).
         #[redis = "maxclients"]
         #[live = true]
         #[group = 2]
         max_clients: usize = 10_000,
-        /// Time after which an idle client is disconnected; 0 is never. Set it if clients leak
-        /// connections. Subscribers and replicas are exempt.
+        /// Close a connection after the client is idle for this long; 0 disables this. Set it if
+        /// clients leak connections. Subscribers and replicas are exempt.
         #[redis = "timeout"]
         #[live = true]
         #[group = 3]
         #[key = "idle_timeout"]
         #[with = "dataset::options::units::seconds"]
         idle_timeout_s: u64 = 0,
-        /// Idle time before the system probes a connection; 0 is never.
+        /// Idle time after which the system sends TCP keepalive probes; 0 sends none.
         #[redis = "tcp-keepalive"]
         #[live = true]
         #[key = "tcp_keepalive"]
@@ -77,7 +77,7 @@ section! {
         #[with = "dataset::options::units::bytes"]
         max_bulk_bytes: usize = 512 << 20,
         /// Maximum number of arguments of a request that runs without yielding, such as MSET.
-        /// Requests for many ids may have 2^20.
+        /// Requests for many ids may have 2^20 arguments.
         #[live = true]
         max_request_args: usize = 16_384,
         /// Maximum size of a client's unfinished requests. The server disconnects a client that
@@ -87,20 +87,20 @@ section! {
         #[key = "max_query_buffer"]
         #[with = "dataset::options::units::bytes"]
         max_query_buffer_bytes: usize = 64 << 20,
-        /// Maximum size of a client's pending replies. Beyond it the server stops reading its
-        /// requests, and disconnects it if it takes no reply for 10 seconds.
+        /// Maximum size of a client's pending replies. At the limit the server stops reading the
+        /// client's requests, and disconnects a client that reads no reply for 10 seconds.
         #[live = true]
         #[key = "max_output_buffer"]
         #[with = "dataset::options::units::bytes"]
         max_output_buffer_bytes: usize = 256 << 20,
-        /// Maximum size of a client's pending messages (channels, MONITOR); beyond it the
-        /// client is disconnected.
+        /// Maximum size of a client's pending messages (channels, MONITOR). The server disconnects
+        /// a client that exceeds it.
         #[live = true]
         #[key = "max_push_buffer"]
         #[with = "dataset::options::units::bytes"]
         max_push_buffer_bytes: usize = 32 << 20,
-        /// Maximum memory of all clients together; 0 is no limit. Beyond it the largest ones
-        /// are disconnected, except replicas and clients with CLIENT NO-EVICT ON.
+        /// Maximum memory of all clients together; 0 is no limit. Above it the server disconnects
+        /// the largest clients, except replicas and clients with CLIENT NO-EVICT ON.
         #[redis = "maxmemory-clients"]
         #[live = true]
         #[key = "max_clients_memory"]
@@ -126,14 +126,14 @@ section! {
         /// Maximum number of keys that one client watches; 192 bytes each.
         #[live = true]
         max_watched_keys: usize = 10_000,
-        /// Maximum number of keys that CLIENT TRACKING remembers, some 200 bytes each; 0 is no
-        /// limit. Beyond it the server invalidates random keys.
+        /// Maximum number of keys that CLIENT TRACKING remembers, about 200 bytes each; 0 is no
+        /// limit. Above it the server invalidates random keys.
         #[redis = "tracking-table-max-keys"]
         #[live = true]
         max_tracked_keys: usize = 1_000_000,
-        /// Duration from which SLOWLOG records a command; "off" records none. Lower it to find
-        /// slow commands. Below 10ms the server times every command, which takes about 50 ns
-        /// each.
+        /// Minimum duration of a command that SLOWLOG records; "off" records none. Lower it to find
+        /// slow commands. Below 10ms the server times every command, which takes about 50 ns per
+        /// command.
         #[redis = "slowlog-log-slower-than"]
         #[live = true]
         #[group = 3]
@@ -144,13 +144,13 @@ section! {
         #[redis = "slowlog-max-len"]
         #[live = true]
         slowlog_max_len: usize = 128,
-        /// Duration from which LATENCY records a command; 0 records none.
+        /// Minimum duration of a command that LATENCY records; 0 records none.
         #[redis = "latency-monitor-threshold"]
         #[live = true]
         #[key = "latency_threshold"]
         #[with = "dataset::options::units::millis"]
         latency_threshold_ms: u64 = 0,
-        /// How long a shutdown waits for replies to be sent.
+        /// Maximum time that a shutdown waits until all replies are sent.
         #[live = true]
         #[key = "shutdown_grace"]
         #[with = "dataset::options::units::millis"]
@@ -163,9 +163,9 @@ section! {
         #[key = "audit_every"]
         #[with = "dataset::options::units::seconds"]
         audit_every_s: u64 = 0,
-        /// How long a master's shutdown waits for its replicas to receive the last writes; 0
-        /// does not wait. Raise it if replicas lag for longer, and give the service manager
-        /// more time, too.
+        /// Maximum time that a master's shutdown waits for its replicas to receive the last writes;
+        /// 0 does not wait. Raise it if replicas lag for longer, and also raise the stop timeout of
+        /// the service manager.
         #[redis = "shutdown-timeout"]
         #[live = true]
         #[group = 3]
@@ -175,7 +175,7 @@ section! {
     }
 }
 
-/// The port of metrics and the dashboard unless told otherwise.
+/// Default port of metrics and the dashboard.
 pub const DEFAULT_ADMIN_PORT: u16 = 6398;
 
 section! {
@@ -186,12 +186,12 @@ section! {
         /// not. HTTP is not encrypted.
         #[group = 2]
         bind: String = "127.0.0.1".to_owned(),
-        /// HTTP port of metrics, health and dashboard; 0 switches them off. Change it for a
-        /// second server on the same machine.
+        /// HTTP port of metrics, health and dashboard; 0 disables them. Change it for a second
+        /// server on the same machine.
         #[group = 1]
         port: u16 = DEFAULT_ADMIN_PORT,
-        /// Further host names that URLs may use for this server; others get status 421. Set
-        /// them if a proxy or DNS name leads to the port.
+        /// Additional host names that URLs may contain for this server; other names get status 421.
+        /// Set them if clients use a proxy or a DNS name for the port.
         #[live = true]
         #[group = 3]
         hosts: Vec<String> = vec![],
@@ -206,31 +206,31 @@ section! {
         #[redis = "dir"]
         #[group = 1]
         dir: PathBuf = PathBuf::from("data"),
-        /// When a write is on disk: "always" is before its reply, "everysec" at most a second
-        /// later, "no" when the system decides. Take "always" if a crash must not lose an
+        /// When the log is synced to disk: "always" before the reply to a write, "everysec" within
+        /// a second, "no" when the system decides. Use "always" if a crash must not lose an
         /// acknowledged write.
         #[redis = "appendfsync"]
         #[live = true]
         #[group = 1]
         fsync: Fsync = Fsync::Everysec,
-        /// Size of the log since the last snapshot at which the server writes the next one; 0
-        /// is no limit. The server starts one at this size or after snapshot_every, whichever is
-        /// first. Lower it for faster starts, raise it to write less.
+        /// Size of the log since the last snapshot at which the server writes the next snapshot; 0
+        /// is no limit. snapshot_every may start a snapshot earlier. Lower it for faster restarts,
+        /// raise it to write less.
         #[live = true]
         #[group = 3]
         #[key = "snapshot_log"]
         #[with = "dataset::options::units::bytes"]
         snapshot_log_bytes: u64 = 256 << 20,
-        /// Time since the last snapshot after which the server writes the next one if data
-        /// changed; 0 is never. snapshot_log may start it earlier. Lower it for faster starts.
+        /// Time after which the server writes another snapshot if data changed; 0 is never.
+        /// snapshot_log may start a snapshot earlier. Lower it for faster restarts.
         #[live = true]
         #[group = 2]
         #[key = "snapshot_every"]
         #[with = "dataset::options::units::seconds"]
         snapshot_every_s: u64 = 3_600,
-        /// Size of the old log that a node keeps for replicas that reconnect. A replica that
-        /// missed more copies all data instead. Set it to the size of all writes during a
-        /// replica's longest outage, on each node: any may become the master. If the disk is
+        /// Size of the old log that a node keeps for replicas that reconnect. A replica that missed
+        /// more than this copies all data instead. Set it on each node to the size of all writes
+        /// during a replica's longest outage, as any node may become the master. If the disk is
         /// full, the server deletes this log before it refuses writes.
         #[group = 2]
         #[key = "keep_log"]
@@ -246,25 +246,25 @@ section! {
     /// Backups, by the command BACKUP TO or on a schedule. See docs/operations.md for
     /// restoring a backup.
     Backup {
-        /// Folder for backups, outside the data folder; empty switches them off. A backup on the
-        /// disk of the data folder takes little space, but a failed disk destroys both. Copy
-        /// such backups to another machine.
+        /// Folder for backups, outside the data folder; empty disables backups. A backup on the
+        /// disk of the data folder takes little space, but a failed disk destroys both. Copy such
+        /// backups to another machine.
         #[group = 1]
         dir: PathBuf = PathBuf::new(),
-        /// Time between automatic backups, such as "1d"; 0 makes none. Needs backup.dir.
+        /// Time between automatic backups, such as "1d"; 0 disables them. Needs backup.dir.
         #[live = true]
         #[group = 1]
         #[key = "every"]
         #[with = "dataset::options::units::seconds"]
         every_s: u64 = 0,
-        /// Number of automatic backups to keep; the server deletes older ones. Raise it to go
-        /// back further. The server never deletes backups of BACKUP TO.
+        /// Number of automatic backups to keep; the server deletes older ones. Raise it to keep
+        /// older backups. The server never deletes a backup that BACKUP TO made.
         #[live = true]
         #[group = 2]
         keep: usize = 7,
-        /// Time for which backup.dir also keeps the log, to restore any moment since the
-        /// oldest backup in that time; 0 keeps none. Needs backup.dir. To cover all backups,
-        /// multiply backup.every by one more than backup.keep: "8d" for "1d" and 7.
+        /// Time for which backup.dir also keeps the log, to restore any moment after the oldest
+        /// backup in that period; 0 keeps no log. Needs backup.dir. To cover all backups, multiply
+        /// backup.every by one more than backup.keep: "8d" for "1d" and 7.
         #[live = true]
         #[group = 2]
         #[key = "keep_log"]
@@ -281,9 +281,9 @@ section! {
 section! {
     /// Users and their permissions: docs/security.md.
     Security {
-        /// Password of the user "default"; empty needs none. Set it before you listen on other
-        /// addresses. A line for "default" in security.users or acl_file replaces this password,
-        /// and so does ACL SETUSER.
+        /// Password of the user "default"; empty requires no password. Set it before you listen on
+        /// other addresses. ACL SETUSER and a line for "default" in security.users or acl_file
+        /// replace this password.
         #[redis = "requirepass"]
         #[live = true]
         #[secret = true]
@@ -313,10 +313,10 @@ section! {
         #[live = true]
         acl_log_entries: usize = 128,
         /// Commands that no user may call: names ("shutdown", "config|set") or categories
-        /// ("@dangerous"). Set it to switch off commands for good.
+        /// ("@dangerous"). Set it to disable commands permanently.
         #[group = 2]
         deny_commands: Vec<String> = vec![],
-        /// How long a client may take for the TLS handshake and its login; 0 is no limit.
+        /// Maximum time for a client's TLS handshake and login; 0 is no limit.
         #[live = true]
         #[key = "handshake_timeout"]
         #[with = "dataset::options::units::seconds"]
@@ -324,23 +324,23 @@ section! {
     }
 }
 
-/// Whether clients of the TLS port must show a certificate that `ca_file` has signed.
+/// Whether clients of the TLS port must present a certificate signed by an authority in `ca_file`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AuthClients {
-    /// They need none.
+    /// Clients need no certificate.
     No,
-    /// They must.
+    /// Clients must present a valid certificate.
     Yes,
-    /// They need none, but one that they show must be right.
+    /// Clients need no certificate, but a certificate that they present must be valid.
     Optional,
 }
 
 section! {
-    /// Encryption. CONFIG SET of a file makes the server read it again.
+    /// TLS settings. The server reloads the files when CONFIG SET changes one of the settings.
     Tls {
-        /// Port for TLS at the addresses of server.bind; 0 is none. Set it if the network is
-        /// not trusted.
+        /// Port for TLS at the addresses of server.bind; 0 disables TLS for clients. Set it if the
+        /// network is not trusted.
         #[redis = "tls-port"]
         #[group = 2]
         port: u16 = 0,
@@ -363,9 +363,8 @@ section! {
         #[live = true]
         #[group = 2]
         ca_file: String = String::new(),
-        /// Whether clients must present a certificate: "yes", "no", or "optional", which
-        /// verifies a certificate only if the client presents one. Take "no" if passwords
-        /// suffice.
+        /// Whether clients must present a certificate: "yes", "no", or "optional", which verifies a
+        /// certificate only if the client presents one. Use "no" if passwords suffice.
         #[redis = "tls-auth-clients"]
         #[live = true]
         #[group = 2]
@@ -376,18 +375,18 @@ section! {
 section! {
     /// Replicas and masters: docs/operations.md.
     Replication {
-        /// "HOST PORT" of the master, for a replica with a new data folder; empty is a master.
-        /// Later the command REPLICAOF changes the role, and the folder remembers it.
+        /// "HOST PORT" of the master, for a replica with a new data folder; empty for a master.
+        /// Later the command REPLICAOF changes the role, which the data folder stores.
         #[group = 1]
         replicaof: String = String::new(),
-        /// Password for the master. Set it if the master has one, and on the master itself for
-        /// the time after a failover.
+        /// Password of the master. Set it if the master requires a password. Also set it on the
+        /// master, which may become a replica after a failover.
         #[redis = "masterauth"]
         #[live = true]
         #[secret = true]
         #[group = 2]
         master_auth: String = String::new(),
-        /// User for the master; empty is the user "default". Set it if the master has a user
+        /// User name for the master; empty is the user "default". Set it if the master has a user
         /// for replicas.
         #[redis = "masteruser"]
         #[live = true]
@@ -399,31 +398,30 @@ section! {
         #[live = true]
         #[group = 2]
         tls: bool = false,
-        /// Address at which others reach this node. Set it behind NAT or in a container; empty
+        /// Address at which other nodes reach this node. Set it behind NAT or in a container; empty
         /// is the address that the master sees.
         #[redis = "replica-announce-ip"]
         #[redis = "slave-announce-ip"]
         #[live = true]
         #[group = 2]
         replica_announce_ip: String = String::new(),
-        /// Port at which others reach this node; 0 is server.port. Set it with
+        /// Port at which other nodes reach this node; 0 is server.port. Set it with
         /// replica_announce_ip.
         #[redis = "replica-announce-port"]
         #[redis = "slave-announce-port"]
         #[live = true]
         #[group = 2]
         replica_announce_port: u16 = 0,
-        /// Priority for Sentinel, which promotes the replica with the lowest number; 0 is
-        /// never. Set it to prefer or spare a machine.
+        /// Priority for Sentinel, which promotes the replica with the lowest number; a replica with
+        /// 0 is never promoted. Set it to prefer or avoid a machine.
         #[redis = "replica-priority"]
         #[redis = "slave-priority"]
         #[live = true]
         #[group = 2]
         replica_priority: u32 = 100,
-        /// Minimum number of connected replicas; with fewer, writes get the error NOREPLICAS.
-        /// A replica counts while its last message is at most 10 seconds old
-        /// (min_replicas_max_lag). This does not confirm that a replica has a write: WAIT does.
-        /// 0 needs none.
+        /// Minimum number of connected replicas; with fewer, writes fail with NOREPLICAS. 0
+        /// disables this check. A replica counts while its last message is at most 10 seconds old
+        /// (min_replicas_max_lag). Only WAIT confirms that a replica has received a write.
         #[redis = "min-replicas-to-write"]
         #[redis = "min-slaves-to-write"]
         #[live = true]
@@ -436,7 +434,7 @@ section! {
         #[key = "min_replicas_max_lag"]
         #[with = "dataset::options::units::seconds"]
         min_replicas_max_lag_s: u64 = 10,
-        /// Silence after which a master or replica counts as lost.
+        /// Time without a message after which a master or replica is considered lost.
         #[redis = "repl-timeout"]
         #[live = true]
         #[key = "timeout"]
@@ -455,25 +453,25 @@ section! {
     }
 }
 
-/// What becomes of writes once the lease of a master is over.
+/// Handling of writes after the lease of a master has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeaseMode {
-    /// They are taken: leases mean nothing.
+    /// The master accepts writes regardless of leases.
     Disabled,
-    /// They are refused.
+    /// The master refuses writes.
     BlockWrite,
 }
 
-/// Which node of a shard a page is read from, by a node of another shard.
+/// Node of another shard from which a node reads rows of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadFrom {
-    /// Its master.
+    /// The master of the shard.
     Master,
-    /// The one that has answered fastest.
+    /// The master or replica that replies fastest.
     Nearest,
-    /// Its replicas by turns; its master if none of them answers.
+    /// The replicas of the shard in turn, or its master if no replica is available.
     Replica,
 }
 
@@ -486,8 +484,8 @@ section! {
         #[redis = "cluster-enabled"]
         #[group = 2]
         enabled: bool = false,
-        /// What a master does whose lease from CLUSTERX HEARTBEAT has expired: "block-write",
-        /// or "disabled" for no leases.
+        /// Behavior of a master whose lease from CLUSTERX HEARTBEAT has expired: "block-write"
+        /// refuses writes, "disabled" ignores leases.
         #[redis = "master-lease-mode"]
         #[live = true]
         master_lease_mode: LeaseMode = LeaseMode::BlockWrite,
@@ -495,32 +493,32 @@ section! {
         /// "host:port". Empty if a controller sends the topology (CLUSTERX).
         #[group = 2]
         sentinels: Vec<String> = Vec::new(),
-        /// User for the Sentinels. Set it if they have users.
+        /// User name for the Sentinels. Set it if the Sentinels have users.
         #[live = true]
         #[group = 2]
         sentinel_user: String = String::new(),
-        /// Password for the Sentinels. Set it if they have one.
+        /// Password for the Sentinels. Set it if the Sentinels require one.
         #[live = true]
         #[secret = true]
         #[group = 2]
         sentinel_auth: String = String::new(),
-        /// How long a page waits for rows of another shard, from 1ms to 60s; missing ids then
-        /// have an error in their place. Lower it if a late page is worse than a partial one.
+        /// Timeout for rows of another shard in a page, from 1ms to 60s. After it, missing ids have
+        /// an error in the reply. Lower it if a late page is worse than a partial page.
         #[live = true]
         #[group = 3]
         #[key = "peer_timeout"]
         #[with = "dataset::options::units::millis"]
         peer_timeout_ms: u64 = 500,
-        /// Silence after which CLUSTER NODES shows a node as failed, at least 100ms.
+        /// Time without a reply after which CLUSTER NODES shows a node as failed, at least 100ms.
         #[redis = "cluster-node-timeout"]
         #[live = true]
         #[key = "node_timeout"]
         #[with = "dataset::options::units::millis"]
         node_timeout_ms: u64 = 5_000,
-        /// Which node of another shard returns its rows of a page: "master", "replica" (each
-        /// in turn), or "nearest", the master or replica with the fastest replies. If no replica
-        /// is available, the master replies. Take "replica" or "nearest" to spread reads, if
-        /// rows may be some seconds old.
+        /// Which node of another shard returns its rows of a page: "master", "replica" (each in
+        /// turn), or "nearest", the master or replica with the fastest replies. If no replica is
+        /// available, the master replies. Use "replica" or "nearest" to spread reads, if rows may
+        /// be a few seconds old.
         #[live = true]
         #[group = 2]
         read_from: ReadFrom = ReadFrom::Master,
@@ -533,10 +531,10 @@ section! {
 }
 
 section! {
-    /// A shard whose master Sentinel chooses. All nodes list all shards. There is none by
-    /// default.
+    /// A shard whose master Sentinel chooses. Each node's configuration lists all shards. By
+    /// default there are none.
     Shard {
-        /// Name, for people.
+        /// Name of the shard, for operators.
         #[group = 2]
         name: String = String::new(),
         /// Slots, as ranges separated by spaces. All shards together need 0-16383.
@@ -549,7 +547,7 @@ section! {
 }
 
 impl Cluster {
-    /// Whether leases count.
+    /// Whether writes require a lease.
     pub fn is_leased(&self) -> bool {
         self.enabled && self.master_lease_mode == LeaseMode::BlockWrite
     }
@@ -570,8 +568,8 @@ section! {
     }
 }
 
-/// The sections that hold single values, as CONFIG knows them. (Spaces, views and actions are
-/// changed by commands of their own.)
+/// Sections with single values, for CONFIG GET and CONFIG SET. Spaces, views and actions have
+/// commands of their own.
 pub(crate) const SECTIONS: &[(&str, &[Key])] = &[
     ("server", Server::KEYS),
     ("admin", Admin::KEYS),

@@ -3,7 +3,7 @@
 use super::metric::Kind::{Counter, Gauge};
 use super::sample::{SampleMetric, field, metric_without_field};
 
-/// Metrics of section Cold.
+/// Metrics of INFO's section Cold.
 pub const COLD: &[SampleMetric] = &[
     field("cold_files", Gauge, "tidemark_cold_files", "Cold files.", |s| s.cold().files.into()),
     field("cold_rows", Gauge, "tidemark_cold_rows", "Rows in cold files.", |s| {

@@ -80,10 +80,11 @@ fn write_value(kind: Kind, value: Value, out: &mut MetricEncoder<'_>) -> Result 
     }
 }
 
-/// Number of durations by upper bound, in seconds.
+/// A histogram of durations, in seconds.
 pub(super) struct Durations {
     pub(super) sum: f64,
-    /// Upper bound, and the number of durations between the previous bound and this one.
+    /// Buckets of the histogram: the upper bound, and the number of durations between the previous
+    /// bound and this one.
     pub(super) classes: Vec<(f64, u64)>,
 }
 

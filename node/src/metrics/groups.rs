@@ -13,11 +13,11 @@ use std::sync::atomic::Ordering::Relaxed;
 pub(super) const GROUPS: &[&[SampleMetric]] =
     &[SERVER, CLIENTS, MEMORY, PERSISTENCE, STATS, REPLICATION, COLD];
 
-/// Returns classes whose upper bounds are powers of two, in microseconds.
+/// Returns a histogram whose buckets have powers of two as upper bounds, in microseconds.
 fn by_powers_of_two(counts: impl Iterator<Item = u64>, sum: f64) -> Durations {
     let mut classes: Vec<(f64, u64)> =
         counts.enumerate().map(|(bit, count)| ((1u64 << bit) as f64 / 1e6, count)).collect();
-    // The last class is unbounded.
+    // The last bucket has no upper bound.
     if let Some(last) = classes.last_mut() {
         last.0 = f64::INFINITY;
     }

@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 /// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Increases until a restart or CONFIG RESETSTAT. Its name in `/metrics` ends in `_total`.
+    /// Increases until a restart or CONFIG RESETSTAT. The name of a counter in `/metrics` ends in
+    /// `_total`.
     Counter,
-    /// Increases and decreases.
+    /// Increases and decreases over time.
     Gauge,
     /// Counts by upper bound, with a sum and a total count.
     Histogram,
@@ -17,9 +18,9 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Value {
     Int(u64),
-    /// Printed with this number of decimals.
+    /// A number, printed with the given number of decimals.
     Float(f64, usize),
-    /// Printed in the shortest form.
+    /// A number, printed in its shortest form.
     Rate(f64),
 }
 
@@ -62,7 +63,7 @@ impl std::fmt::Display for Value {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// A plain number.
+    /// No unit: a plain number.
     None,
     Bytes,
     Seconds,
@@ -165,13 +166,13 @@ impl<S: ?Sized> Metric<S> {
 /// Description of a metric, for docs/metrics.md.
 #[derive(Clone, Debug)]
 pub struct Described {
-    /// Name in `/metrics`.
+    /// Name of the metric in `/metrics`.
     pub name: String,
     /// Labels; `...` is a placeholder for a configured name.
     pub labels: String,
     /// Kind of the metric.
     pub kind: Kind,
-    /// Meaning.
+    /// Meaning of the metric.
     pub help: &'static str,
     /// Field of INFO with the same value; empty if there is none.
     pub field: &'static str,

@@ -1,8 +1,8 @@
-//! Metrics. Each is declared once, with its name, unit, help, and the field of INFO with the same
-//! value.
+//! Metrics of a node. Each metric is declared once, with its name, unit, help, and the field of
+//! INFO with the same value.
 //!
 //! INFO prints fields from these declarations where possible, and `/metrics` of the admin port
-//! encodes all of them. Both read existing counters on demand, so a metric costs nothing until it
+//! encodes all metrics. Both read existing counters on demand, so a metric costs nothing until it
 //! is requested.
 
 mod audits;

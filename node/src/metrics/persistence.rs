@@ -4,7 +4,7 @@ use super::metric::Kind::{Counter, Gauge};
 use super::sample::{SampleMetric, field, metric_without_field};
 use crate::roles::backup_state::{Fate, Kept};
 
-/// Metrics of section Persistence.
+/// Metrics of INFO's section Persistence.
 pub const PERSISTENCE: &[SampleMetric] = &[
     field("loading", Gauge, "tidemark_loading", "1 while the data set is loading.", |s| {
         (!s.node.is_loaded()).into()

@@ -17,7 +17,7 @@ use store::{CommitStats, Position};
 
 /// Values read by one INFO or one scrape. Sums that several metrics need are computed once.
 pub struct Sample {
-    /// Node to read.
+    /// Node whose values are read.
     pub node: Arc<Node>,
     totals: OnceCell<Totals>,
     clients: OnceCell<Vec<Arc<Client>>>,
@@ -167,10 +167,11 @@ fn cold_sums(node: &Node) -> ColdSums {
     sums
 }
 
-/// Bytes of a connection without its buffers: its task and its entry in the client list.
+/// Memory used by a connection, excluding its buffers, in bytes: its task and its entry in the
+/// client list.
 pub const CONNECTION_BYTES: usize = 8 << 10;
 
-/// Returns the bytes of a client's buffers.
+/// Returns the memory used by a client's buffers, in bytes.
 pub fn buffer_bytes(client: &Client) -> usize {
     let of_worker = [&client.query_bytes, &client.output_bytes, &client.queued_bytes];
     of_worker.iter().map(|bytes| bytes.load(Relaxed)).sum::<usize>()

@@ -56,7 +56,7 @@ pub(super) const SERVER: &[SampleMetric] = &[
     }),
 ];
 
-/// Metrics of section Clients.
+/// Metrics of INFO's section Clients.
 pub const CLIENTS: &[SampleMetric] = &[
     field("connected_clients", Gauge, "tidemark_clients", "Connected clients.", |s| {
         s.clients().len().into()

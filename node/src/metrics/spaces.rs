@@ -13,7 +13,8 @@ type CounterMetric = Metric<CounterSpace>;
 type ExistenceMetric = Metric<ExistenceSpace>;
 type LedgerMetric = Metric<PairLedger>;
 
-/// Returns the fill ratio of the newest table. At 1 the space closes it and opens a new one.
+/// Returns the fill ratio of the newest table. At 1 the space closes the table and opens a new
+/// table.
 fn newest(space: &CounterSpace) -> f64 {
     let rows = space.ranges().last().map_or(0, |range| range.rows);
     rows as f64 / space.rows_per_table().max(1) as f64

@@ -19,7 +19,7 @@ const fn denied(of: &'static str, reason: &'static str, read: Read) -> SampleMet
     field(of, Counter, "tidemark_acl_denied", help, read).label("reason", reason)
 }
 
-/// Metrics of section Stats.
+/// Metrics of INFO's section Stats.
 pub const STATS: &[SampleMetric] = &[
     field(
         "total_connections_received",

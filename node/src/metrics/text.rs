@@ -10,12 +10,12 @@ use prometheus_client::registry::Registry;
 use std::fmt::{self, Result};
 use std::sync::Arc;
 
-/// Text format.
+/// Format of the text of `/metrics`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Prometheus's own format, version 0.0.4.
     Prometheus,
-    /// OpenMetrics 1.0.
+    /// The format OpenMetrics 1.0.
     OpenMetrics,
 }
 
@@ -29,7 +29,7 @@ impl Format {
         if names_it { Format::OpenMetrics } else { Format::Prometheus }
     }
 
-    /// Returns the Content-Type header.
+    /// Returns the Content-Type header of the format.
     pub fn content_type(self) -> &'static str {
         match self {
             Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",

@@ -24,7 +24,7 @@ pub fn snapshots(host: &Host) {
     }
 }
 
-/// The spill thread.
+/// The spill thread: writes old tables to disk and frees their memory.
 pub fn spills(host: &Host) {
     let mut spiller = Spiller::default();
     let is_stopped = || host.stop.is_stopped();

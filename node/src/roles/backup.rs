@@ -30,7 +30,8 @@ const AUTO: &str = "auto-";
 /// Name prefix of backups that BACKUP TO makes without a name.
 const MANUAL: &str = "backup-";
 
-/// Returns the folder that the argument of BACKUP TO names. It is always below `backup.dir`.
+/// Returns the folder that the argument of BACKUP TO names. The folder is always below
+/// `backup.dir`.
 pub fn place(config: &Config, text: &str) -> Result<PathBuf, String> {
     let root = &config.backup.dir;
     if root.as_os_str().is_empty() {
@@ -163,8 +164,8 @@ impl BackupThreadState {
         let last_ms = *self.last_auto_ms.get_or_insert_with(|| {
             scheduled_backups(&config.dir, lineage).last().map_or(0, |(_, made_ms)| *made_ms)
         });
-        // If the clock was set back, a backup is due immediately. Otherwise the next one could be
-        // delayed by hours.
+        // If the clock was set back, a backup is due immediately. Otherwise the next backup could
+        // be delayed by hours.
         let now_ms = unix_ms();
         now_ms.saturating_sub(last_ms) >= config.every_s * 1_000 || now_ms < last_ms
     }
@@ -184,7 +185,7 @@ impl BackupThreadState {
         Ok(root)
     }
 
-    /// Makes a backup. For a scheduled one, `keep` is the number of scheduled backups to keep.
+    /// Makes a backup. For a scheduled backup, `keep` is the number of scheduled backups to keep.
     fn make(&mut self, host: &Host, node: &Node, folder: PathBuf, keep: Option<usize>) {
         let began = Instant::now();
         let outcome = self.attempt(host, node, &folder);

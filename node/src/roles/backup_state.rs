@@ -14,16 +14,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Outcome of a backup.
 #[derive(Clone)]
 pub enum Fate {
-    /// Complete.
+    /// The backup is complete.
     Made {
         /// Files and log position of the backup.
         backup: Arc<Backup>,
         /// Bytes copied. The rest is shared by hard links.
         copied: u64,
     },
-    /// Stopped by BACKUP STOP or by a shutdown.
+    /// BACKUP STOP or a shutdown stopped the backup.
     Stopped,
-    /// Failed with this error.
+    /// The backup failed with this error.
     Failed(Arc<str>),
 }
 
@@ -38,28 +38,28 @@ impl Fate {
     }
 }
 
-/// The last backup.
+/// The last finished backup.
 #[derive(Clone)]
 pub struct Ended {
     /// Folder of the backup.
     pub folder: PathBuf,
-    /// Outcome.
+    /// Outcome of the backup.
     pub fate: Fate,
-    /// End, in seconds since the Unix epoch.
+    /// End of the backup, in seconds since the Unix epoch.
     pub ended_s: u64,
-    /// Duration.
+    /// Duration of the backup.
     pub took: Duration,
 }
 
 /// State of the log archive.
 #[derive(Clone, Default)]
 pub enum Kept {
-    /// No archive.
+    /// There is no archive.
     #[default]
     Off,
     /// The archive contains the log up to this offset.
     UpTo(u64),
-    /// Cannot be written.
+    /// The archive cannot be written because of this error.
     Failed(Arc<str>),
 }
 
@@ -90,7 +90,7 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub struct Backups {
     pub(super) shared: Mutex<Shared>,
-    /// State of the backup thread. The last step of a shutdown also uses it.
+    /// State of the backup thread. The last step of a shutdown also uses this state.
     pub(super) thread_state: Mutex<BackupThreadState>,
     pub(super) nudge: Condvar,
     pub(super) stopped: AtomicBool,
@@ -99,15 +99,15 @@ pub struct Backups {
     pub(super) expected: AtomicU64,
 }
 
-/// State for BACKUP STATUS and INFO.
+/// State of the backups, for BACKUP STATUS and INFO.
 pub struct Status {
     /// Folder and start of the running backup.
     pub running: Option<(PathBuf, Instant)>,
-    /// Bytes copied.
+    /// Number of bytes copied so far.
     pub copied: u64,
-    /// Bytes shared by hard links.
+    /// Number of bytes shared by hard links instead of copied.
     pub linked: u64,
-    /// Total bytes, as far as known.
+    /// Total size of the backup in bytes, as far as known.
     pub expected: u64,
     /// Last finished backup.
     pub last: Option<Ended>,
@@ -140,7 +140,7 @@ impl Backups {
         is_running
     }
 
-    /// Returns the current state.
+    /// Returns the current state of the backups.
     pub fn status(&self) -> Status {
         let shared = self.shared.lock();
         Status {
@@ -207,12 +207,12 @@ pub(super) type Lock = Box<dyn Send + Sync>;
 /// State of the backup thread.
 #[derive(Default)]
 pub(super) struct BackupThreadState {
-    /// Folder of all backups, locked for this process.
+    /// The backup directory, locked by this process.
     pub(super) root: Option<(PathBuf, Lock)>,
-    /// Log archive, and the generation of its node.
+    /// Log archive, and the generation of the node whose log it contains.
     pub(super) archive: Option<(u64, Archive)>,
     pub(super) followed: Option<Instant>,
-    /// Whether the folder's existing backups were listed.
+    /// Whether the existing backups in the folder were listed.
     pub(super) is_known: bool,
     pub(super) trimmed: Option<Instant>,
     /// End of the last scheduled backup, in milliseconds since the Unix epoch.

@@ -9,19 +9,20 @@
 //!
 //! As in Redis, the master steps down before its replica is promoted. If the replica refuses, or on
 //! FAILOVER ABORT, this node becomes the master again and executes the paused writes. If the
-//! replica is unreachable, this node retries until it answers. During a failover REPLICAOF is
-//! refused. Under Sentinel it is allowed in the state failover-in-progress, because Sentinel may
-//! have chosen another master.
+//! replica is unreachable, this node retries until the replica answers. During a failover REPLICAOF
+//! is refused. Under Sentinel, REPLICAOF is allowed in the state failover-in-progress, because
+//! Sentinel may have chosen another master.
 //!
-//! There are never two masters. Once the request to take over is sent, the replica may execute it
-//! at any time. A frozen replica could execute it much later, so this node sends it only to a
-//! replica that has just answered a PING. While the answer is missing (`TakeOverState`), neither
-//! ABORT nor a transient refusal makes this node the master again. Only -NOFAILOVER, or REPLICAOF
-//! NO ONE by an operator, does.
+//! There are never two masters. Once the takeover request is sent, the replica may execute it at
+//! any time. A frozen replica could execute the request much later, so this node sends the request
+//! only to a replica that has just answered a PING. While the answer is missing (`TakeOverState`),
+//! neither ABORT nor a transient refusal makes this node the master again. Only the reply
+//! -NOFAILOVER, or REPLICAOF NO ONE by an operator, makes this node the master again.
 //!
 //! On REPLICAOF NO ONE, or after a refusal by its replica, a node becomes a master when its log has
-//! a new segment. That takes one or two disk syncs. Until then writes wait instead of failing with
-//! a role error. If the disk fails, writes fail with the disk's error until it recovers.
+//! a new segment. A new segment takes one or two disk syncs. Until then writes wait instead of
+//! failing with a role error. If the disk fails, writes fail with the disk's error until the disk
+//! recovers.
 
 use crate::roles::failover_state::{Failover, Stage, TakeOverState};
 pub use crate::roles::failover_state::{HANDING, WAITING};
@@ -56,7 +57,7 @@ const IN_DOUBT: &str = "ERR the replica did not reply to the takeover request an
 
 /// Arguments of FAILOVER.
 pub struct Wanted {
-    /// Address of the replica; `None` chooses the first one that has caught up.
+    /// Address of the replica; `None` chooses the first replica that has caught up.
     pub to: Option<Master>,
     /// Whether `to` takes over after the timeout even if it has not caught up.
     pub force: bool,
@@ -65,8 +66,8 @@ pub struct Wanted {
 }
 
 impl Failover {
-    /// Whether REPLICAOF must be refused. It is allowed if the replica's answer was lost, or if
-    /// Sentinels choose the master.
+    /// Whether REPLICAOF must be refused. REPLICAOF is allowed if the replica's answer was lost, or
+    /// if Sentinels choose the master.
     pub fn forbids_orders(&self, replication: &Replication) -> bool {
         match *self.stage.lock() {
             Stage::Nothing | Stage::BecomingMaster => false,
@@ -78,14 +79,14 @@ impl Failover {
     }
 
     /// Executes REPLICAOF, like [`crate::roles::Replication::order`]. Returns `None` while a
-    /// failover forbids it.
+    /// failover forbids REPLICAOF.
     pub fn order(&self, node: &Node, order: Order) -> Option<std::io::Result<bool>> {
         let _one = self.order_lock.lock();
         if self.forbids_orders(&node.replication) {
             return None;
         }
         let mut stage = self.stage.lock();
-        // If the last role change failed, its request to take over may have ended without a record.
+        // If the last role change failed, its takeover request may have ended without a record.
         // Treat the answer as lost.
         stage.answered(TakeOverState::Lost);
         Some(self.give(node, order, stage))
@@ -121,9 +122,10 @@ impl Failover {
         Ok(())
     }
 
-    /// Makes this node a master again if it was one and can never follow `master`. It still has all
-    /// its data. Fences it if it had replicas, because one of them may have replaced it. Returns
-    /// false if this node was not a master, or if the role cannot be persisted.
+    /// Makes this node a master again if it was a master and can never follow `master`. The node
+    /// still has all its data. Fences the node if it had replicas, because one of them may have
+    /// replaced it. Returns false if this node was not a master, or if the role cannot be
+    /// persisted.
     pub(crate) fn returns(&self, node: &Node, master: &Master, why: &str) -> bool {
         let _one = self.order_lock.lock();
         let replication = &node.replication;
@@ -155,7 +157,7 @@ impl Failover {
         drop(stage);
         let is_master = order.master.is_none();
         let given = node.replication.order(&node.config(), order, || {
-            // Runs before the `log` thread applies the role change and ends the pause.
+            // This must run before the `log` thread applies the role change and ends the pause.
             let mut stage = self.stage.lock();
             if is_master {
                 *stage = Stage::BecomingMaster;
@@ -175,7 +177,7 @@ impl Failover {
         given
     }
 
-    /// Marks the request as sent. Returns `None` if the failover was cancelled.
+    /// Marks the takeover request as sent. Returns `None` if the failover was cancelled.
     pub(crate) fn asking(&self) -> Option<TakeOverRequest<'_>> {
         let mut stage = self.stage.lock();
         let Stage::Handing { offset, asked: before } = *stage else { return None };
@@ -183,7 +185,7 @@ impl Failover {
         Some(TakeOverRequest { failover: self, before })
     }
 
-    /// Ends a failover and its pause. Returns false if none was under way.
+    /// Ends a failover and its pause. Returns false if no failover is in progress.
     pub(crate) fn end(&self, node: &Node) -> bool {
         let mut stage = self.stage.lock();
         let was = !matches!(*stage, Stage::Nothing | Stage::BecomingMaster);
@@ -204,9 +206,9 @@ impl Failover {
         }
     }
 
-    /// Restores the master after ABORT, a timeout, or a refusal by the replica. `refused` is the
-    /// state of the earlier request for a refusal. Fails if there is no failover, or if the replica
-    /// may have taken over.
+    /// Restores the master after ABORT, a timeout, or a refusal by the replica. After a refusal,
+    /// `refused` is the previous state of the takeover request. Fails if there is no failover, or
+    /// if the replica may have taken over.
     fn restore_master(
         &self,
         node: &Node,
@@ -216,7 +218,7 @@ impl Failover {
         let _one = self.order_lock.lock();
         let mut stage = self.stage.lock();
         match *stage {
-            // `Aborting` cannot be seen here: only the holder of `order_lock` sets it.
+            // `Aborting` cannot occur here, because only the holder of `order_lock` sets it.
             Stage::Nothing | Stage::BecomingMaster | Stage::Aborting => {
                 return Err("ERR No failover in progress.".to_owned());
             }
@@ -227,7 +229,8 @@ impl Failover {
                 self.ended.notify_waiters();
             }
             Stage::Waiting(_) => {
-                // Changed under the lock, so that no other thread hands the role over.
+                // Change the stage while holding its lock, so that no other thread hands the role
+                // over.
                 *stage = Stage::Nothing;
                 drop(stage);
                 self.ended.notify_waiters();
@@ -297,8 +300,8 @@ pub(crate) fn describe_answer(verb: &str, reply: &str) -> String {
     format!("{verb} failed: {reply}")
 }
 
-/// A request to take over. Created before the request is sent, and dropped after the answer.
-/// Dropping it without an answer records the answer as lost.
+/// A takeover request. Created before the request is sent, and dropped after the answer. Dropping
+/// it without an answer records the answer as lost.
 pub(crate) struct TakeOverRequest<'a> {
     failover: &'a Failover,
     before: TakeOverState,
@@ -360,7 +363,7 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
             Some(to) if wanted.force => (to, 0, false),
             _ if !is_wanted() => return,
             _ => {
-                // Cannot fail, because the role has not been handed over.
+                // The abort cannot fail, because the role has not been handed over.
                 let _ = failover.abort(&node, "no replica caught up before the timeout");
                 return;
             }
@@ -378,8 +381,8 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
 
 fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     let failover = &node.replication.failover;
-    // Held until the new role is on disk. Otherwise a concurrent ABORT would restore the master
-    // before the role has changed, and this node would then become a replica.
+    // Hold the lock until the new role is on disk. Otherwise a concurrent ABORT would restore the
+    // master before the role has changed, and this node would then become a replica.
     let _one = failover.order_lock.lock();
     let is_fenced = node.replication.is_fenced();
     {
@@ -420,8 +423,8 @@ pub(crate) async fn step_down(node: Arc<Node>, successor: Master) -> Result<u64,
 }
 
 /// Waits until all changes made before the pause are in the log and visible to replicas. Returns
-/// the log's end offset. Retries while the disk fails. If `gives_up`, returns the current end
-/// instead.
+/// the log's end offset. If the disk fails, the function retries; with `gives_up` it returns the
+/// current end of the log instead.
 pub async fn wait_for_all_written(node: &Node, gives_up: bool) -> u64 {
     for turn in node.turns() {
         let seen = turn.load(SeqCst);
@@ -442,7 +445,8 @@ pub async fn wait_for_all_written(node: &Node, gives_up: bool) -> u64 {
     }
 }
 
-/// Waits until a replica, `to` if given, has the whole log. Returns its address and offset.
+/// Waits until the replica `to`, or any replica for `None`, has the whole log. Returns its address
+/// and offset.
 pub async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
     let offset = wait_for_all_written(node, false).await;
     // Sealing a segment may still extend the log.
@@ -465,7 +469,7 @@ mod tests {
     use crate::roles::node::Host;
     use crate::runtime::shutdown::Stop;
 
-    /// FAILOVER on a node that is becoming a master and has not begun its log.
+    /// Runs FAILOVER on a node that is becoming a master and has not begun its log.
     #[tokio::test]
     async fn a_failover_of_a_node_whose_log_cannot_begin_is_aborted() {
         let node = Host::new(Config::default(), Vec::new(), Stop::new()).node();

@@ -7,10 +7,10 @@ use tokio::sync::Notify;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Nothing,
-    /// Waits for a replica to catch up. The number identifies the attempt, since the task of an
-    /// aborted attempt may still run.
+    /// This node waits for a replica to catch up. The number identifies the attempt, since the task
+    /// of an aborted attempt may still run.
     Waiting(u64),
-    /// Hands the role to a replica, which must have the log up to `offset`.
+    /// This node hands the role to a replica, which must have the log up to `offset`.
     Handing {
         offset: u64,
         asked: TakeOverState,
@@ -21,19 +21,19 @@ pub(super) enum Stage {
     BecomingMaster,
 }
 
-/// State of the request to take over.
+/// State of the takeover request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TakeOverState {
-    /// Not sent, or refused.
+    /// The request was not sent, or the replica refused it.
     No,
-    /// Sent and not answered yet.
+    /// The request was sent and is not answered yet.
     Now,
     /// The answer was lost, or an earlier process sent the request.
     Lost,
 }
 
 impl Stage {
-    /// Records the state of a request that is sent and unanswered.
+    /// Sets the state of the takeover request, if the request is sent and unanswered.
     pub(super) fn answered(&mut self, now: TakeOverState) {
         if let Stage::Handing { asked: asked @ TakeOverState::Now, .. } = self {
             *asked = now;
@@ -43,9 +43,9 @@ impl Stage {
 
 /// State of the current FAILOVER, if any.
 pub struct Failover {
-    /// Never held across a wait.
+    /// Stage of the failover. A thread never waits while holding this lock.
     pub(super) stage: Mutex<Stage>,
-    /// Held during a role change until the role is on disk. Workers never lock it.
+    /// Held during a role change until the new role is on disk. Workers never acquire this lock.
     pub(super) order_lock: Mutex<()>,
     pub(super) attempts: AtomicU64,
     pub(super) ended: Notify,

@@ -17,8 +17,8 @@
 //! fence, so a restarted node never accepts an older one.
 //!
 //! Epochs are compared within a *group*: the Sentinels that watch a master under one name. Groups
-//! have independent epochs. If two groups watch this node, either can depose it, and only the group
-//! that deposed it can reinstate it.
+//! have independent epochs. If two groups watch this node, either group can depose it, and only
+//! that group can reinstate the node.
 //!
 //! A node that becomes the master again starts a later term than every master since its last term
 //! ([`Fence::missed`]). Otherwise its replicas would consider their own history newer and refuse to
@@ -37,8 +37,8 @@
 use crate::roles::role::Epoch;
 use parking_lot::Mutex;
 
-/// Maximum number of groups; later groups are ignored. Bounds the memory that senders of hellos can
-/// allocate.
+/// Maximum number of groups; later groups are ignored. The limit bounds the memory that senders of
+/// hellos can allocate.
 pub(crate) const MAX_GROUPS: usize = 16;
 /// Number of missed promotions to assume when the number is unknown.
 const ASSUMED_MISSED_PROMOTIONS: u64 = 1000;
@@ -57,7 +57,7 @@ pub(crate) enum Fenced {
 #[derive(Default)]
 struct Group {
     name: String,
-    /// Highest configuration epoch heard; `kept` is the highest one on disk.
+    /// Highest configuration epoch received; `kept` is the highest epoch on disk.
     epoch: Option<u64>,
     kept: Option<u64>,
     /// Whether the group has named this node by a known address since the last role change.
@@ -66,8 +66,8 @@ struct Group {
     is_doubtful: bool,
     /// Last epoch in which this node is known to have been the master.
     last_master_epoch: Option<u64>,
-    /// Whether the group names this node in an epoch that is not on disk yet. Writing it lifts the
-    /// fence.
+    /// Whether the group names this node in an epoch that is not on disk yet. Writing the epoch to
+    /// disk lifts the fence.
     lifts: bool,
     deposes: bool,
 }
@@ -76,11 +76,12 @@ struct Group {
 struct HeardState {
     groups: Vec<Group>,
     is_raised: bool,
-    /// Number of topologies that this node has missed. Each may have named another master.
+    /// Number of topologies that this node has missed. Each missed topology may have named another
+    /// master.
     skipped: u64,
 }
 
-/// Result of a hello.
+/// Effect of a hello message from a Sentinel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HelloEffect {
     /// New state of the fence, if it changed.
@@ -105,9 +106,9 @@ impl HeardState {
         }
     }
 
-    /// Whether a replica can lift the fence. It cannot after a hello of a Sentinel, or if
-    /// topologies were missed. Missed topologies require an explicit role change, which starts a
-    /// new term.
+    /// Whether a replica can lift the fence. A replica cannot lift the fence after a hello of a
+    /// Sentinel, or if topologies were missed. Missed topologies require an explicit role change,
+    /// which starts a new term.
     fn lets_replica_lift_fence(&self) -> bool {
         self.is_raised && self.groups.is_empty() && self.skipped == 0
     }
@@ -168,7 +169,7 @@ impl Fence {
         self.heard.lock().is_raised = true;
     }
 
-    /// Fences a master that has missed this many topologies since the last one it applied.
+    /// Fences a master that has missed this many topologies since the last applied one.
     pub(crate) fn skipped(&self, topologies: u64) {
         let mut heard = self.heard.lock();
         (heard.is_raised, heard.skipped) = (true, topologies);
@@ -220,7 +221,7 @@ impl Fence {
         self.heard.lock().lets_replica_lift_fence()
     }
 
-    /// Handles a hello of a group. `is_ours` is whether it names this node as the master.
+    /// Handles a hello of a group. `is_ours` is whether the hello names this node as the master.
     pub(crate) fn named(
         &self,
         name: &str,
@@ -307,9 +308,9 @@ mod tests {
         assert_eq!(named(&fence, true, 6, true), None);
     }
 
-    /// Regression test from the soak. One Sentinel promoted this node in epoch 6. Before it
-    /// finished, another Sentinel promoted a different node in epoch 7. The first Sentinel adopted
-    /// epoch 7 and named this node with it.
+    /// Regression test from the soak. One Sentinel promoted this node in epoch 6. Before that
+    /// failover was complete, another Sentinel promoted a different node in epoch 7. The first
+    /// Sentinel adopted epoch 7 and named this node with it.
     #[test]
     fn the_ordered_master_wins_within_one_epoch() {
         let (old, new) = (Fence::default(), Fence::default());

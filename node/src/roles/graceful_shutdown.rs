@@ -1,15 +1,15 @@
 //! Graceful shutdown, by SHUTDOWN or by a signal.
 //!
-//! A node with a long log first writes a snapshot, as Redis does, and serves clients during that
-//! time. The snapshot makes the next startup fast. Then a master pauses writes and continues to
-//! serve reads. It sends its replicas the rest of its log, because one of them may be promoted
-//! before this node restarts. It waits until all replicas have everything, for at most
-//! `server.shutdown_timeout`. SHUTDOWN ABORT cancels the shutdown. A replica does not wait,
+//! A node with a long log first writes a snapshot, as Redis does, and serves clients in the
+//! meantime. The snapshot makes the next startup fast. Then a master pauses writes and continues to
+//! serve reads. The master sends its replicas the rest of its log, because one of them may be
+//! promoted before this node restarts. The master waits until all replicas have the whole log, for
+//! at most `server.shutdown_timeout`. SHUTDOWN ABORT cancels the shutdown. A replica does not wait,
 //! because its master has all of its data.
 //!
 //! The shutdown also waits for a FAILOVER in progress. Otherwise the replica might never receive
-//! the request to take over, and no node would be the master until this one restarts. Redis does
-//! not wait for a FAILOVER. After a timeout, the restarted node repeats the request, or leaves the
+//! the takeover request, and no node would be the master until this node restarts. Redis does not
+//! wait for a FAILOVER. After a timeout, the restarted node repeats the request, or leaves the
 //! decision to Sentinel.
 
 use crate::roles::failover;
@@ -28,19 +28,19 @@ pub struct How {
     pub now: bool,
     /// Whether to stop even if acknowledged writes are lost.
     pub forced: bool,
-    /// Whether the next request is forced if this one is refused to protect acknowledged writes.
+    /// Whether a repeated request is forced if this one is refused to protect acknowledged writes.
     pub insists: bool,
 }
 
 /// Minimum log length for writing a snapshot, in bytes. A shorter log is replayed in a fraction of
 /// a second.
 const MIN_SNAPSHOT_LOG_BYTES: u64 = 16 << 20;
-/// Maximum ratio of memory to log length. Above it, writing a snapshot takes longer than replaying
-/// the log.
+/// Maximum ratio of memory to log length. At a higher ratio, writing a snapshot takes longer than
+/// replaying the log.
 const MAX_MEMORY_TO_LOG_RATIO: u64 = 4;
 
-/// Whether to write a snapshot before stopping. It must save more time at the next startup than
-/// writing it takes.
+/// Whether to write a snapshot before stopping. The snapshot must save more time at the next
+/// startup than writing it takes.
 pub fn saves_first(node: &Node) -> bool {
     let Some(store) = node.store.get().filter(|_| node.is_loaded()) else { return false };
     let begin = store.manifest().replay.offset;
@@ -57,7 +57,8 @@ pub async fn save(node: &Node, cause: &str) -> Result<(), String> {
 }
 
 /// Handles a signal to stop. If stopping would lose acknowledged writes, the shutdown waits until
-/// they are safe or SHUTDOWN ABORT cancels it. A second signal does not wait for the snapshot.
+/// these writes are safe or SHUTDOWN ABORT cancels the shutdown. A second signal does not wait for
+/// the snapshot.
 pub fn signalled(node: &Arc<Node>, signal: &str) {
     if saves_first(node) && node.stop.begin_save() {
         let (node, signal) = (node.clone(), signal.to_owned());
@@ -166,7 +167,7 @@ async fn wait(node: Arc<Node>, cause: String, how: How, until: Instant) {
     let end = tokio::select! {
         end = over(&node, how) => end,
         () = tokio::time::sleep_until(until.into()) => node.durability.shown().offset,
-        // Aborted, or forced by another request.
+        // The shutdown was aborted, or another request forced it.
         () = node.stop.waited(until) => return,
     };
     // The disk may have failed while this task waited.
@@ -197,7 +198,7 @@ async fn over(node: &Node, how: How) -> u64 {
     node.durability.until(is_over).await
 }
 
-/// Logs the replicas that lag behind, in Redis's wording where it exists.
+/// Logs the replicas that lag behind, with the text of Redis where Redis has the same message.
 fn log_lagging_replicas(node: &Node, end: u64) {
     if node.replication.failover.handover().is_some() {
         let then = match node.replication.sentinel_groups() {
@@ -236,7 +237,7 @@ mod tests {
     use replication::Peer;
 
     /// The disk fails during a shutdown. The master keeps running, because the last writes are only
-    /// in its memory. A second request stops it.
+    /// in its memory. A second request stops the master.
     #[tokio::test]
     async fn a_stop_is_cancelled_if_it_would_lose_writes() {
         let mut config = Config::default();

@@ -7,20 +7,20 @@ use store::time::{now, since};
 /// Stage of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// Waits for the next attempt to connect.
+    /// The node waits for the next attempt to connect.
     Connect,
-    /// Connects.
+    /// The node is connecting to the master.
     Connecting,
-    /// Receives a full sync.
+    /// The node is receiving a full sync.
     Sync,
-    /// Follows the log.
+    /// The node follows the master's log.
     Connected,
 }
 
 /// State of the link to the master.
 #[derive(Clone, Debug)]
 pub struct Link {
-    /// Stage.
+    /// Stage of the link.
     pub state: LinkState,
     /// Local address of the connection, if any.
     pub local: Option<SocketAddr>,
@@ -30,7 +30,7 @@ pub struct Link {
     pub in_step: Option<Instant>,
     /// Time when the link was lost. `None` while it is up or before the first connection.
     pub down_since: Option<Instant>,
-    /// Last error.
+    /// Last error of the link.
     pub error: String,
     /// Time of the next attempt to connect.
     pub due: Option<Instant>,

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use store::Disk;
 
-/// Time to wait for another process to release the data folder, and the poll interval.
+/// Maximum time to wait for another process to release the data folder.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(5);
 const FOLDER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -89,7 +89,8 @@ pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<NodeLog, RecoverErr
         NodeLog::Own(_) => node.durability.reach(end, end),
         NodeLog::Follows(_) => node.durability.followed(end, end),
     }
-    // Set before clients are served, because a node that asks this one to take over compares terms.
+    // Set the term before clients are served: a node that asks this node to take over compares
+    // terms.
     node.replication.term.store(recovered.log.term(), Relaxed);
     node.store.fill(recovered.store);
     node.fill(recovered.engines);

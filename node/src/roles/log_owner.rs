@@ -102,7 +102,8 @@ fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<(
     }
 }
 
-/// Records the kind of the log. Opens the write gate if the log matches the role.
+/// Records whether the log is a master's or a replica's. Opens the write gate if the log matches
+/// the role.
 fn settle(node: &Node, is_master: bool, term: u64) {
     if node.replication.settle(&node.config(), is_master, term) {
         node.replication.failover.settled(node);
@@ -130,8 +131,8 @@ impl Drop for NotifyOnDrop<'_> {
 
 /// Makes the node a master with this log.
 pub fn lead(node: &Node, log: &Log) {
-    // Runs before the write gate opens and before a change to the replica role. From now on this
-    // node may have writes that no replica has.
+    // This must run before the write gate opens and before a change to the replica role. From now
+    // on this node may have writes that no replica has.
     node.durability.begin(log);
     node.engines().lead();
     settle(node, true, log.term());
@@ -155,9 +156,9 @@ fn run_as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::R
         let watch = || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
             runtime.block_on(async {
-                // Steps down after every role change, even if a later change reverted it. The
+                // Step down after every role change, even if a later change reverted the role. The
                 // change has closed the write gate, and only a new term as a master opens it. The
-                // guard from `wait_for` locks `orders`. It must be dropped before waiting for the
+                // guard from `wait_for` locks `orders`. Drop the guard before waiting for the
                 // workers, because a worker may be changing the role.
                 let is_ordered =
                     |_: &u64| !node.replication.is_master() || !node.replication.log_matches_role();
@@ -180,12 +181,12 @@ fn run_as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::R
             let _told = NotifyOnDrop(&over);
             recovery::run_commits(&node.durability, log, &node.current)
         };
-        // The watcher cannot fail.
+        // The watcher thread cannot fail.
         let _ = watcher.join();
         ended
     });
-    // Acknowledged writes are only in memory, so the commit is repeated. The write gate is closed.
-    // The disk could not store a new master's data either.
+    // Acknowledged writes are only in memory, so repeat the commit. The write gate is closed. If
+    // the disk keeps failing, it could not store a new master's data either.
     while let Err(error) = &outcome {
         if host.stop.is_stopped() || keeps_role(node) {
             break;
@@ -339,8 +340,8 @@ mod tests {
     use crate::runtime::shutdown::Stop;
     use store::{Position, SEGMENT_HEAD_BYTES, SegmentHead, SimDisk, Store, StoreOptions};
 
-    /// A master may report any term, even the highest one. Its former replica can still be
-    /// promoted, even twice.
+    /// A master may report any term, even the highest possible term. Its former replica can still
+    /// be promoted, even twice.
     #[test]
     fn a_term_that_a_master_names_stops_no_promotion() {
         let folder = tempfile::tempdir().unwrap();

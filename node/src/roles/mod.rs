@@ -1,5 +1,5 @@
 //! Roles of a node: the shared state of a process ([`node`]), replication, failover, backups and
-//! the background threads. The crate `replication` has the protocol.
+//! the background threads. The crate `replication` implements the protocol.
 //!
 //! ```text
 //!   command REPLICAOF --> Role (on disk) --> log_owner (thread "log"): the owner of the log

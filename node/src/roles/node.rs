@@ -1,9 +1,9 @@
 //! The node and its process: the state that all connections share.
 //!
-//! A [`Process`] exists once. A [`Node`] is one data set within it; a full sync replaces the node.
-//! The [`Host`] holds the process and the current node. An event-loop iteration of a worker loads
-//! the engines once, so that a change of the catalogue does not affect it midway ([`Now`],
-//! [`OwnedView`]).
+//! A [`Process`] exists once. A [`Node`] is one data set within the process; a full sync replaces
+//! the node. The [`Host`] holds the process and the current node. An event-loop iteration of a
+//! worker loads the engines once, so that a change of the catalogue does not affect the iteration
+//! midway ([`Now`], [`OwnedView`]).
 
 use crate::acl::Acl;
 use crate::cluster::Cluster;
@@ -42,8 +42,8 @@ use std::time::{Duration, Instant};
 const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const NOT_LOADED: &str = "commands that need the data set are rejected while loading";
 
-/// A value that is available after the data are loaded. Before that, the dispatcher rejects
-/// commands that need it.
+/// A value that is available after the data are loaded. Until then, the dispatcher rejects commands
+/// that need the value.
 pub struct Loaded<T>(OnceLock<T>);
 
 impl<T> Default for Loaded<T> {
@@ -81,7 +81,7 @@ pub struct Process {
     pub clients: Clients,
     /// Subscriptions to channels and patterns.
     pub channels: Channels,
-    /// Which commands are paused, by CLIENT PAUSE or by a role change.
+    /// Commands that are paused by CLIENT PAUSE or by a role change.
     pub pause: Pause,
     /// Users and their rules.
     pub acl: Acl,
@@ -89,13 +89,13 @@ pub struct Process {
     pub monitors: Monitors,
     /// Keys that clients cache (CLIENT TRACKING).
     pub tracking: Arc<Tracking>,
-    /// SLOWLOG and LATENCY.
+    /// State of SLOWLOG and LATENCY.
     pub slow: SlowLog,
-    /// Role, master and replicas.
+    /// Replication state: role, master and replicas.
     pub replication: Replication,
     /// State of the cluster; disabled on a standalone server.
     pub cluster: Cluster,
-    /// Backups under way or finished.
+    /// Running and finished backups.
     pub backups: Backups,
     /// Audits under way or finished.
     pub audits: Audits,
@@ -105,24 +105,24 @@ pub struct Process {
     pub tls: Tls,
     /// Counters of each worker.
     pub tallies: Vec<Tallies>,
-    /// Read-locked by [`Node::begin_long_change`].
+    /// Lock that [`Node::begin_long_change`] holds for reading.
     pub(crate) long_changes: RwLock<()>,
-    /// Values of the tallies at the last reset. The tallies themselves are not reset, because only
-    /// their worker writes them.
+    /// Values of the workers' counters at the last CONFIG RESETSTAT. The counters themselves are
+    /// not reset, because only their worker writes them.
     totals_base: Mutex<Totals>,
     /// Statistics of each command.
     pub calls: AllCalls,
-    /// Shutdown signal.
+    /// Handle that stops the server.
     pub stop: Stop,
     /// Addresses of the listening sockets.
     pub addresses: Vec<SocketAddr>,
     /// Address of the metrics and dashboard server, if enabled.
     pub admin: OnceLock<SocketAddr>,
-    /// Start of the process.
+    /// Time at which the process started.
     pub started: Instant,
     /// Random identifier of this run, 40 hexadecimal digits.
     pub run_id: String,
-    /// Operations and bytes per second.
+    /// Commands and bytes per second.
     pub rates: Rates,
     /// Longest event-loop iterations of the workers.
     pub turns: LongestTurns,
@@ -138,7 +138,7 @@ pub struct Node {
     pub store: Loaded<store::Store>,
     /// Commits of the log, and their errors.
     pub durability: Arc<Durability>,
-    /// Snapshots under way or finished.
+    /// Running and finished snapshots.
     pub snapshots: Arc<Snapshots>,
     /// Index of changes by log offset.
     pub changes: ChangeLog,
@@ -177,8 +177,8 @@ impl<'a> Now<'a> {
         Now { node, engines }
     }
 
-    /// Returns the engines. The dispatcher rejects commands that need them before the data are
-    /// loaded.
+    /// Returns the engines. Before the data are loaded, the dispatcher rejects commands that need
+    /// the engines.
     ///
     /// # Panics
     /// If the data are not loaded.
@@ -208,13 +208,13 @@ pub struct OwnedView {
 }
 
 impl OwnedView {
-    /// Borrows the view.
+    /// Returns a [`Now`] that borrows from this view.
     pub fn now(&self) -> Now<'_> {
         Now::new(&self.node, self.engines.as_deref())
     }
 }
 
-/// The process and its current node. Code that outlives a node holds this.
+/// The process and its current node. Code that outlives a node holds a `Host`.
 pub struct Host {
     process: Arc<Process>,
     node: ArcSwap<Node>,
@@ -295,8 +295,8 @@ impl Host {
         self.node.load()
     }
 
-    /// Returns the current node. Release it soon, because a replacement waits until no thread uses
-    /// the old node.
+    /// Returns the current node. Release the reference promptly, because a replacement waits until
+    /// no thread uses the old node.
     pub fn node(&self) -> Arc<Node> {
         self.node.load_full()
     }
@@ -320,7 +320,7 @@ impl Node {
         self.process.clone()
     }
 
-    /// Publishes the loaded engines.
+    /// Publishes the loaded engines of this node.
     pub fn fill(&self, mut engines: Engines) {
         engines.tracking = self.tracking.listener();
         self.current.fill(Current::new(engines));
@@ -343,7 +343,7 @@ impl Node {
         }
     }
 
-    /// Returns the data set for background work, or `None` while it is loaded.
+    /// Returns the data set for background work, or `None` before the data are loaded.
     pub fn live<'a>(&'a self, is_stopped: &'a (dyn Fn() -> bool + Sync)) -> Option<Live<'a>> {
         let spill = &self.config().spill;
         Some(Live {
@@ -388,8 +388,8 @@ impl Node {
     }
 
     /// Returns the error for writes, or `None` if they are accepted. As in Redis, a disk error
-    /// takes precedence over an error of the role. So does the error of a new master that cannot
-    /// begin its log.
+    /// takes precedence over an error of the role. The error of a new master that cannot begin its
+    /// log also takes precedence.
     #[inline]
     pub fn refusal(&self) -> Option<Refusal> {
         if let Some(text) = self.durability.refusal() {
@@ -398,9 +398,9 @@ impl Node {
         self.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()))
     }
 
-    /// Begins a change of many parts on a thread other than a worker. A role change, a FAILOVER and
-    /// a hand-over of slots wait until the guard is dropped, so they see all parts or none. Waits
-    /// while changes are paused.
+    /// Begins a change that consists of several parts, on a thread other than a worker. A role
+    /// change, a FAILOVER and a hand-over of slots wait until the guard is dropped, so they see all
+    /// parts or none. Waits while changes are paused.
     ///
     /// # Errors
     /// If the node refuses writes or is shutting down.
@@ -419,7 +419,7 @@ impl Node {
         }
     }
 
-    /// Applies a changed configuration to the components that have copies of it.
+    /// Applies a changed configuration to the components that have copies of settings.
     ///
     /// # Errors
     /// If a value is refused. The configuration must then stay unchanged.
@@ -451,7 +451,7 @@ impl Node {
 }
 
 impl Process {
-    /// Returns the iteration counter of each thread that makes changes. It is odd during an
+    /// Returns the iteration counter of each thread that makes changes. A counter is odd during an
     /// iteration.
     pub(crate) fn turns(&self) -> impl Iterator<Item = &AtomicU64> {
         self.tallies.iter().chain([&self.ingest.tallies]).map(|tallies| &tallies.turn)
@@ -476,7 +476,7 @@ impl Process {
         self.settings.now()
     }
 
-    /// Reloads the certificates (SIGHUP). On an error the old ones stay in use.
+    /// Reloads the certificates (SIGHUP). After an error the old certificates stay in use.
     pub fn reload_certificates(&self) {
         let refused = |why| SetError::Refused { name: "tls".to_owned(), why };
         let read = |_: &Config, now: &Config| self.tls.configure(&now.tls).map_err(refused);
@@ -498,7 +498,7 @@ impl Process {
         self.cluster.health.failed(dataset::clock::unix_ms(), timeout_ms)
     }
 
-    /// Port of the first listening socket; 0 without one.
+    /// Port of the first listening socket; 0 without a socket.
     pub fn port(&self) -> u16 {
         self.addresses.first().map_or(0, SocketAddr::port)
     }

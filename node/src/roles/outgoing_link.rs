@@ -1,7 +1,7 @@
 //! Link to a replica: [`replication::Sender`] on the socket of its connection.
 //!
-//! A second thread reads files, so that the worker's other clients do not wait for the disk. Recent
-//! log bytes are in memory and are sent by the worker itself.
+//! A second thread reads files, so that the worker's other clients do not wait for the disk. The
+//! worker itself sends recent log bytes, which are in memory.
 
 use crate::roles::failover::step_down;
 use crate::roles::link_io::read_available;
@@ -19,14 +19,14 @@ use tokio::task::JoinHandle;
 
 /// Interval of the timer for heartbeats and deadlines.
 const TICK: Duration = Duration::from_millis(100);
-/// Maximum bytes per write. Copying them into the socket blocks the worker for about 20
-/// microseconds.
+/// Maximum number of bytes per write. Copying this many bytes into the socket blocks the worker for
+/// about 20 microseconds.
 const WRITE_BYTES: usize = 64 << 10;
 /// Maximum log that is kept for a full sync in addition to `durability.keep_log`. A sync that needs
 /// more fetches a newer snapshot.
 const SYNC_LOG_BYTES: u64 = 4 << 30;
 
-/// Slot of one replica, counted against `max_replicas`. Dropping it frees the slot.
+/// Slot of one replica, counted against `max_replicas`. Dropping the guard frees the slot.
 pub struct Place {
     node: Arc<Node>,
     client: u64,
@@ -64,7 +64,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
 
 /// Reason why a link to a replica ended.
 pub enum Ended {
-    /// The socket failed.
+    /// The socket has failed.
     Io(std::io::Error),
     /// The replica violated the protocol, timed out, or cannot be served.
     Link(LinkError),
@@ -92,7 +92,7 @@ async fn step<T: Send + 'static>(
     let (end, term) = origin_of(node);
     let origin = LogSource { store: &node.store, end, term };
     if taken.is_at_hand(&origin) {
-        // Switching threads would take longer than the step and delay WAIT.
+        // For this step, switching threads would take longer than the work and delay WAIT.
         let result = work(&mut taken, &origin);
         *feed = Some(taken);
         return result.map_err(Ended::Link);
@@ -121,7 +121,8 @@ async fn done(steps_down: &mut Option<JoinHandle<Result<u64, String>>>) -> Resul
     }
 }
 
-// Long: all arms of the `select!` borrow the same buffers and timestamps.
+// Long: this function is long because all arms of the `select!` borrow the same buffers and
+// timestamps.
 async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     node: &Arc<Node>,
     client: u64,
@@ -157,14 +158,15 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
         }
         let end = out.len().min(sent + WRITE_BYTES);
         let read = tokio::select! {
-            // Biased for a reproducible simulation. The first two arms are rarely ready. The timer
-            // must not starve while output is always pending.
+            // The arms are polled in order, for a reproducible simulation. The first two arms are
+            // rarely ready. The timer must not starve while output is always pending.
             biased;
             _ = ticks.tick() => {
                 fill = true;
                 let unread = read_available(&mut reader, &mut input).await.map_err(Ended::Io)?;
                 if let Some(feed) = &mut feed {
-                    // `fill` never runs for a replica that does not read.
+                    // `fill` never runs for a replica that does not read, so check here how much
+                    // log it retains.
                     feed.tick(node.durability.shown());
                     if unread.is_none() {
                         feed.check_timeout(elapsed_ms(started)).map_err(Ended::Link)?;
@@ -180,7 +182,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
                 // A write of 0 bytes was a flush.
                 unflushed = written > 0;
                 if sent < out.len() {
-                    // Lets the worker's other clients run between two writes.
+                    // Yield, so that the worker's other clients run between two writes.
                     tokio::task::yield_now().await;
                 }
                 None
@@ -248,10 +250,10 @@ mod tests {
         config.durability.dir = folder.path().to_path_buf();
         config.replication.timeout_s = 1;
         let node = Host::alone(&config);
-        // Hello of a replica with another history. The sender always replies to it.
+        // Hello of a replica with another history. The sender always replies to such a hello.
         let hello =
             [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
-        // Buffer smaller than the reply.
+        // The buffer is smaller than the reply.
         let (mut replica, mut here) = tokio::io::duplex(32);
         let greets = async {
             replica.write_all(&frame_head(Check::new().u64(0), &hello)).await.unwrap();
@@ -304,7 +306,7 @@ mod tests {
             // The sender replies, and the replica disconnects.
             assert!(replica.read(&mut input).await.unwrap() > 0, "the link is closed");
         };
-        // Moves the sender's end, so that the replica sees the link close.
+        // The task owns its end of the connection, so that the replica sees the link close.
         let feeds = async move { run(&node, 1, &mut here).await };
         let (ended, ()) = tokio::join!(feeds, talks);
         assert!(ended.is_ok(), "{}", ended.err().map(|e| e.to_string()).unwrap_or_default());

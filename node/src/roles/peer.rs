@@ -27,7 +27,7 @@ pub async fn open(process: &Process, host: &str, port: u16) -> io::Result<Link> 
     to.open_as(tls, pass, "Set replication.master_auth.").await
 }
 
-/// Sends CLUSTERX SETNODES.
+/// Sends a topology with CLUSTERX SETNODES.
 pub async fn set_nodes(link: &mut Link, next: &Topology, option: &[u8]) -> io::Result<()> {
     let (text, version) = (next.describe(), next.version.to_string());
     let request = [&b"CLUSTERX"[..], b"SETNODES", text.as_bytes(), version.as_bytes(), option];
@@ -52,11 +52,12 @@ pub async fn confirm_topology(process: &Process, next: &Topology) -> Outcome {
     check.await
 }
 
-/// Lifts the fence of a cluster master, if possible. Called periodically while it is fenced. A
-/// connected replica, or a topology without replicas, suggests that this node is still the master.
-/// A controller may have replaced it in a newer topology, so the other nodes must confirm first.
+/// Lifts the fence of a cluster master, if possible. Called periodically while the master is
+/// fenced. A connected replica, or a topology without replicas, suggests that this node is still
+/// the master. A controller may have replaced this node in a newer topology, so the other nodes
+/// must confirm the current topology first.
 ///
-/// Returns whether it queried the other nodes.
+/// Returns whether the other nodes were queried.
 pub async fn try_lift_fence(
     process: &Arc<Process>,
     topology: &Arc<Topology>,

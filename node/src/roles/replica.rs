@@ -1,17 +1,17 @@
-//! Replica side of replication: the link to the master. It applies the master's log to this node's
-//! log and engines.
+//! Replica side of replication: the link to the master. The link applies the master's log to this
+//! node's log and engines.
 //!
 //! **Taking over.** The promotion of a connected replica loses no write of its master. Before the
 //! replica begins its own log, it asks the master to step down (`StepDown`). The master stops
 //! accepting writes, follows this node, and reports the end of its log (`SteppedDown`). This node
-//! applies the log up to that end while its clients' writes wait. It stops waiting after 1.5 s
-//! without a message from the master, which may be dead or frozen. A frozen master finds the
+//! applies the log up to that end while its clients' writes wait. This node stops waiting after 1.5
+//! s without a message from the master, which may be dead or frozen. A frozen master finds the
 //! request in its socket when it resumes, and steps down.
 //!
 //! Under Sentinel the request is delayed, by up to 1.3 s, until a Sentinel names this node as the
 //! master. Until that time clients only know the old master, which serves them.
 //!
-//! Long: the steps of a link, from connecting to the last byte, share the private `ReplicaContext`.
+//! Long: this file is long because the steps of a link share the private `ReplicaContext`.
 
 use crate::config::Fsync;
 use crate::roles::failover::describe_answer;
@@ -55,8 +55,8 @@ const NAMING_TIMEOUT: Duration = Duration::from_millis(1300);
 /// Poll interval while waiting to be named.
 const NAMING_POLL_INTERVAL: Duration = Duration::from_millis(5);
 const TICK: Duration = Duration::from_millis(100);
-/// Delay of a sync unless `fsync` is `always`. With the timer's [`TICK`] the total is under a
-/// second.
+/// Delay between receiving log bytes and syncing them, unless `fsync` is `always`. With the timer's
+/// [`TICK`] the total is under a second.
 const SYNC_AFTER_MS: u64 = 800;
 /// Bytes per read. `ROUND_BYTES` bounds the bytes that are read before a sync and an
 /// acknowledgement.
@@ -65,7 +65,7 @@ const READ_BYTES: usize = 256 << 10;
 const MAX_ERROR_CHARS: usize = 512;
 const ROUND_BYTES: usize = 4 << 20;
 
-/// Reason why following ended.
+/// Reason why this node stopped following its master.
 pub enum FollowEnd {
     /// The role has changed, or the server stops.
     Ordered,
@@ -138,7 +138,7 @@ impl ReplicaHost for ReplicaContext {
             return Ok(());
         };
         if staged.is_whole() {
-            // Checks that this node can open the catalogue. Loads no rows.
+            // Check that this node can open the catalogue, without loading rows.
             let mut engines = Engines::empty(&options, self.node.durability.clone());
             let opened = engines.adopt(&received_catalogue.filled(&options));
             opened.map_err(|e| format!("cannot adopt the master's data: {e}"))?;
@@ -208,7 +208,7 @@ impl ReplicaContext {
         }
     }
 
-    /// Applies a batch. If it fails, a part of the batch may be applied.
+    /// Applies a batch. After an error, a part of the batch may be applied.
     fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<(), String> {
         let node = &self.node;
         let _applying = node.durability.applying.lock();
@@ -252,7 +252,7 @@ pub(crate) fn run(
         }
     };
     let followed = runtime.block_on(follow(host, node, log, master, dial));
-    // A DNS lookup may still be running. A promotion does not wait for it.
+    // A DNS lookup may still be running. A promotion does not wait for the lookup.
     runtime.shutdown_background();
     followed
 }
@@ -278,7 +278,7 @@ pub async fn follow(
 }
 
 /// Connects to the master, and reconnects after errors.
-// Long: many steps return from the function or continue the loop.
+// Long: this function is long because many steps return from it or continue the loop.
 async fn keep_up(
     host: &Host,
     here: &mut ReplicaContext,
@@ -313,7 +313,7 @@ async fn keep_up(
                     } else {
                         None
                     };
-                    // Any error ends the link. All received data are applied.
+                    // Any error ends the link. The received data are applied in every case.
                     ended.filter(Result::is_ok)
                 }
                 result = &mut linked => Some(result),
@@ -347,7 +347,7 @@ async fn keep_up(
         if is_unfit {
             node.replication.refuses(&node.config(), master);
         }
-        // Not permanent, because another server may have this address later.
+        // A retry is useful, because another server may have this address later.
         let is_refused = match &error {
             LinkError::Foreign(_) => {
                 patience = MAX_RECONNECT_INTERVAL;
@@ -404,8 +404,8 @@ async fn sleep_until(node: &Node, due: Instant) -> bool {
     false
 }
 
-/// Makes an error safe for INFO and the log. It may quote the master, so control characters become
-/// spaces and the length is bounded.
+/// Makes an error safe for INFO and the log. The error may contain text from the master, so control
+/// characters become spaces and the length is bounded.
 fn one_line(error: &str) -> String {
     let ends_a_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
     error.chars().take(MAX_ERROR_CHARS).map(|c| if ends_a_line(c) { ' ' } else { c }).collect()
@@ -575,7 +575,8 @@ async fn link(
 
 /// Copies bytes between the socket and the follower. Cancellation-safe, because all received
 /// batches are applied at every await point.
-// Long: all arms of the `select!` borrow the same buffers and timestamps.
+// Long: this function is long because all arms of the `select!` borrow the same buffers and
+// timestamps.
 async fn relay_bytes(
     here: &mut ReplicaContext,
     master: &Master,
@@ -601,7 +602,7 @@ async fn relay_bytes(
             out.clear();
         }
         let read = tokio::select! {
-            // Biased as in outgoing_link.rs.
+            // The arms are polled in order, as in outgoing_link.rs.
             biased;
             _ = ticks.tick() => {
                 let unread = read_available(stream, &mut input).await.map_err(|e| net(&e))?;
@@ -656,7 +657,7 @@ async fn relay_bytes(
                 return Err(other("the old master has stepped down"));
             }
             let silent_ms = elapsed_ms(started).saturating_sub(follower.heard_ms());
-            // The request must have been sent.
+            // The timeout can expire only after the request was sent.
             let is_silent = out.is_empty() && silent_ms >= SILENCE_TIMEOUT.as_millis() as u64;
             if is_silent || !replication.is_taking_over() || node.stop.is_stopped() {
                 tracing::warn!(
@@ -667,8 +668,8 @@ async fn relay_bytes(
         }
         let is_up = follower.is_following() && !was_following;
         if is_up {
-            // Recorded before INFO shows the link as up, so that this node is promotable by that
-            // time.
+            // Record the sync before INFO shows the link as up, so that this node is promotable by
+            // that time.
             replication.synced(&node.config());
         }
         {
@@ -706,8 +707,8 @@ pub(crate) fn forget_full_sync(node: &Node) {
     }
 }
 
-/// Waits until this node must take over. Then waits until a Sentinel has named it, or until a
-/// timeout.
+/// Waits until this node must take over, and then until a Sentinel has named it or a timeout has
+/// expired.
 async fn takes_over(node: &Node) {
     node.replication.takes_over().await;
     let began = now();
@@ -818,7 +819,7 @@ mod tests {
             stream.write_all(&words).unwrap();
             std::thread::sleep(Duration::from_secs(TIMEOUT_S + 1).saturating_sub(began.elapsed()));
         };
-        // Runs several times, because the timer and the socket race.
+        // Run several links, because the timer and the socket race.
         let links: Vec<_> =
             (0..16).map(|_| std::thread::spawn(move || link_to(TIMEOUT_S, busy))).collect();
         for link in links {

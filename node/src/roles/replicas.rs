@@ -18,17 +18,17 @@ pub struct ConnectedReplica {
     pub port: u16,
     /// Kind of data that is being sent to the replica.
     pub sending: Sending,
-    /// End offset of its log, which its clients can read.
+    /// End offset of the replica's log, which the replica's clients can read.
     pub written: u64,
-    /// Offset up to which its log is synced.
+    /// Offset up to which the replica's log is synced.
     pub durable: u64,
-    /// Time of its last message.
+    /// Time of the replica's last message.
     pub heard: Instant,
-    /// End of its log, if this node's log does not contain that history.
+    /// End offset of the replica's log, if this node's log does not contain that history.
     diverged_at: Option<u64>,
 }
 
-/// Time after which a refusing replica is removed. It reconnects every second.
+/// Time after which a refusing replica is removed. A refusing replica reconnects every second.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Interval for logging a refusal that persists.
 pub(crate) const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -37,14 +37,14 @@ const MAX_REFUSING: usize = 64;
 /// A replica that keeps data of another history and does not follow.
 #[derive(Debug)]
 struct RefusingReplica {
-    /// End offset of its log.
+    /// End offset of the replica's log.
     end: u64,
     heard: Instant,
     logged: Option<Instant>,
 }
 
 impl ConnectedReplica {
-    /// Returns the state as Redis names it in INFO.
+    /// Returns Redis's name of the state in INFO.
     pub fn state(&self) -> &'static str {
         match self.sending {
             Sending::Nothing => "wait_bgsave",
@@ -53,7 +53,7 @@ impl ConnectedReplica {
         }
     }
 
-    /// Whether it is in sync and sent a message within `max_lag_s` seconds.
+    /// Whether the replica is in sync and sent a message within `max_lag_s` seconds.
     pub fn is_close(&self, max_lag_s: u64) -> bool {
         self.sending == Sending::Log && since(self.heard).as_secs() <= max_lag_s
     }
@@ -159,10 +159,10 @@ impl ConnectedReplicas {
         refusing.values().filter(|it| since(it.heard) < REFUSAL_TIMEOUT).count()
     }
 
-    /// Whether this master, whose log ends at `end`, has probably lost data. This is so if a
-    /// replica with a longer log refuses to follow, and no other replica follows.
+    /// Whether this master, whose log ends at `end`, has probably lost data. If it has, a replica
+    /// with a longer log refuses to follow, and no other replica follows.
     pub fn is_behind_replica(&self, end: u64) -> bool {
-        // Never holds both locks.
+        // Release the first lock before the second lock is taken.
         if self.count(|_| true) > 0 {
             return false;
         }
@@ -180,8 +180,8 @@ impl ConnectedReplicas {
         self.all.lock().values().filter(|fed| fed.is_close(max_lag_s)).count()
     }
 
-    /// Returns the replicas that have announced a port. Sentinel never removes an address, so
-    /// others must not be listed.
+    /// Returns the replicas that have announced a port. Replicas without a port must not be listed,
+    /// because Sentinel never removes an address.
     pub fn reachable(&self) -> Vec<ConnectedReplica> {
         self.all.lock().values().filter(|fed| fed.port != 0).cloned().collect()
     }
@@ -209,7 +209,7 @@ impl ConnectedReplicas {
         near.into_iter().find(|fed| ips.contains(&fed.ip))
     }
 
-    /// Blocks counting until dropped.
+    /// Blocks all counts of replicas until the guard is dropped.
     #[cfg(test)]
     pub(crate) fn stopped(&self) -> impl Drop + '_ {
         self.all.lock()
@@ -253,7 +253,7 @@ mod tests {
         assert!(!feeds.is_behind_replica(99) && feeds.refusing() == 1);
         feeds.end(3);
         assert!(feeds.is_behind_replica(99));
-        // After REPLICAOF ... FORCE.
+        // The operator sends REPLICAOF ... FORCE to the refusing replica.
         connects(4, Sending::Nothing, Some(100));
         feeds.update(4, &peer(Sending::Files, Some(100)), now());
         assert_eq!(feeds.refusing(), 0);

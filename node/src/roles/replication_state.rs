@@ -2,7 +2,8 @@
 //!
 //! The role is on disk before any client or thread sees it. Because the disk may be slow, workers
 //! never change the role (`Call::answer_later`), and readers never wait. The write gate is one
-//! atomic. It is closed on a replica, on a fenced master, and on a master with too few replicas.
+//! atomic. The gate is closed on a replica, on a fenced master, and on a master with too few
+//! replicas.
 //!
 //! Long: many short functions read or change the private fields of [`Replication`].
 
@@ -48,7 +49,8 @@ pub enum Promotion {
     AtOnce,
     /// Its master has handed the role over, so the replica has all data.
     HandedOver,
-    /// If its link is up, its master steps down first and sends the rest of its log (replica.rs).
+    /// If the replica's link is up, the master first steps down and sends the rest of its log
+    /// (replica.rs).
     TakesOver,
 }
 
@@ -66,9 +68,9 @@ pub struct Handing {
 pub struct Hello<'a> {
     /// Name of the watched group.
     pub group: &'a str,
-    /// Whether it names this node as the master.
+    /// Whether the hello names this node as the master.
     pub is_ours: bool,
-    /// Configuration epoch.
+    /// Configuration epoch of the group.
     pub epoch: u64,
     /// Address of the named master.
     pub address: String,
@@ -80,8 +82,8 @@ pub struct Replication {
     /// Serializes role changes, including the write to disk.
     changing: Mutex<()>,
     gate: Gate,
-    /// Held while the write gate is set, so that no stale state is set after a role change. Never
-    /// held across a wait.
+    /// Held while the write gate is set, so that no stale state is set after a role change. A
+    /// thread never waits while holding this lock.
     gate_lock: Mutex<()>,
     fence: Fence,
     /// Whether a thread is about to persist the Sentinels' epochs.
@@ -102,7 +104,7 @@ pub struct Replication {
     /// Whether this node stepped down for a replica.
     stepped_down: AtomicBool,
     sentinels: Sentinels,
-    /// Master that it followed before its promotion.
+    /// Master that this node followed before its promotion.
     replaces: Mutex<Option<Master>>,
     /// Whether the log must begin a new term because another node may have been the master.
     renews: AtomicBool,
@@ -228,12 +230,12 @@ impl Replication {
 
     /// Waits until this node becomes a replica. Other nodes may lack its last writes.
     pub async fn demoted(&self) {
-        // Cannot fail, because `self` holds the sender.
+        // The wait cannot fail, because `self` holds the sender.
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
     }
 
-    /// Changes the role if `next` returns one. The role is durable when this returns. Calls `told`
-    /// once the role is visible to readers.
+    /// Changes the role if `next` returns one. The new role is durable when this function returns.
+    /// Calls `told` once the role is visible to readers.
     fn change(
         &self,
         config: &Config,
@@ -263,10 +265,10 @@ impl Replication {
         }
     }
 
-    /// Changes the role for REPLICAOF or FAILOVER. The role is durable when this returns, and the
-    /// thread `log` then applies it. Returns false if nothing changes. A former master must sync
-    /// with its master before it may be promoted, since their histories may differ. `told`: see
-    /// `change`.
+    /// Changes the role for REPLICAOF or FAILOVER. The new role is durable when this function
+    /// returns, and the thread `log` then applies it. Returns false if nothing changes. A former
+    /// master must sync with its master before it may be promoted, since their histories may
+    /// differ. `told` is the callback of `change`.
     pub fn order(&self, config: &Config, order: Order, told: impl FnOnce()) -> io::Result<bool> {
         let Order { master, forced, handing, fenced, promotion, fit } = order;
         let mut told = Some(told);
@@ -281,7 +283,7 @@ impl Replication {
         let was_master = self.is_master();
         let mut replaces = self.master().filter(|_| is_master);
         let next = |role: &Role| {
-            // Also ends a FAILOVER to the same node.
+            // This also ends a FAILOVER to the same node.
             let is_handing = role.handing.is_some() && handing.is_none();
             if role.master == master && !forced && !is_handing {
                 return None;
@@ -360,19 +362,19 @@ impl Replication {
         self.orders.send_modify(|n| *n += 1);
     }
 
-    /// Whether its master must step down before this node begins its log.
+    /// Whether this node's master must step down before this node begins its log.
     pub(crate) fn is_taking_over(&self) -> bool {
         self.taking_over.load(SeqCst) && self.is_master()
     }
 
     /// Waits until [`is_taking_over`](Replication::is_taking_over).
     pub(crate) async fn takes_over(&self) {
-        // Cannot fail, because `self` holds the sender.
+        // The wait cannot fail, because `self` holds the sender.
         let _ = self.subscribe().wait_for(|_| self.is_taking_over()).await;
     }
 
     /// Records that the old master has stepped down. `is_ordered` is whether a Sentinel requested
-    /// it, which needs no announcement.
+    /// the promotion. Such a promotion needs no announcement.
     pub(crate) fn took_over(&self, is_ordered: bool) {
         self.announces.store(!is_ordered, SeqCst);
     }
@@ -388,7 +390,7 @@ impl Replication {
         self.judge(config);
     }
 
-    /// Returns the hellos that notify Sentinels of this master, and clears them.
+    /// Returns the pending hellos that notify Sentinels of this master, and clears the list.
     pub(crate) fn take_announcements(&self) -> Vec<String> {
         let is_due = self.announces.swap(false, SeqCst) && self.is_master();
         if !is_due {
@@ -437,14 +439,14 @@ impl Replication {
         self.role.load().forced
     }
 
-    /// Records the kind of the log: a master's or a replica's. Returns false if the log does not
+    /// Records whether the log is a master's or a replica's. Returns false if the log does not
     /// match the role, which may have changed again.
     pub fn settle(&self, config: &Config, is_master: bool, term: u64) -> bool {
         self.term.store(term, Relaxed);
         let _gate = self.gate_lock.lock();
         let is_role = self.is_master() == is_master && !self.renews();
         self.look(config, is_role || self.matches_role.load(SeqCst));
-        // Stored after the write gate is open.
+        // Store the flag after the write gate is open.
         if is_role {
             self.matches_role.store(true, SeqCst);
         }
@@ -511,7 +513,7 @@ impl Replication {
         is_new
     }
 
-    /// Logs once that a server with another protocol tries to follow this one.
+    /// Logs once that a server with another protocol tries to follow this node.
     pub fn note_foreign_replica(&self, peer: std::net::IpAddr, why: &str) {
         if self.note_error(format!("rejected replica {peer}: {why}")) {
             tracing::warn!("rejected replica {peer}: {why}");
@@ -536,8 +538,7 @@ impl Replication {
         });
     }
 
-    /// Records that the replica discards its data and copies its master's. Durable when this
-    /// returns.
+    /// Records durably that the replica discards its data and copies its master's.
     pub(crate) fn gives_up(&self, config: &Config) -> io::Result<()> {
         let gives_up = |role: &Role| {
             role.synced.then(|| Role { synced: false, ..role.clone().with_replicated() })
@@ -546,7 +547,7 @@ impl Replication {
     }
 
     /// Records that the replica's history diverges from its master's. Only an operator may promote
-    /// it, even after a restart.
+    /// this replica, even after a restart.
     pub(crate) fn refuses(&self, config: &Config, master: &Master) {
         self.note(config, |role| {
             (role.master.as_ref() == Some(master) && !role.unfit)
@@ -554,19 +555,20 @@ impl Replication {
         });
     }
 
-    /// Whether promoting this node loses no writes. True for a master, and for a replica that has
-    /// all data of its master.
+    /// Whether promoting this node loses no writes. Returns true for a master, and for a replica
+    /// that has all data of its master.
     pub fn is_fit(&self) -> bool {
         let role = self.role.load();
         role.master.is_none() || (role.synced && !role.unfit)
     }
 
-    /// Whether its history diverges from its master's.
+    /// Whether this node's history diverges from its master's.
     pub fn is_refused(&self) -> bool {
         self.role.load().unfit
     }
 
-    /// Whether the node is fenced. It refuses writes, because another node may be the master.
+    /// Whether the node is fenced. A fenced node refuses writes, because another node may be the
+    /// master.
     pub fn is_fenced(&self) -> bool {
         self.fence.now() != Fenced::No
     }
@@ -590,7 +592,7 @@ impl Replication {
         self.judge(config);
     }
 
-    /// Handles a hello of a Sentinel. Returns true if the caller must persist it with
+    /// Handles a hello of a Sentinel. Returns true if the caller must persist its epoch with
     /// [`Replication::keep_epochs`], on a thread that may block.
     pub fn named(&self, config: &Config, hello: &Hello<'_>) -> bool {
         if !config.replication.fence {
@@ -642,7 +644,8 @@ impl Replication {
         }
     }
 
-    /// Reevaluates whether writes are accepted. Called after each change, and periodically.
+    /// Evaluates again whether this node accepts writes. Called after each change, and
+    /// periodically.
     pub fn judge(&self, config: &Config) {
         let _gate = self.gate_lock.lock();
         self.look(config, self.matches_role.load(SeqCst));
@@ -666,8 +669,8 @@ impl Replication {
         });
     }
 
-    /// Grants a lease for writes. `is_again`: whether this renews a lease, which may have expired
-    /// (`write_gate.rs`).
+    /// Grants a lease for writes. `is_again` is whether the message renews a lease that may have
+    /// expired (`write_gate.rs`).
     pub fn lease(&self, config: &Config, time: Duration, is_again: bool) {
         let gate = self.gate_lock.lock();
         if is_again {
@@ -714,13 +717,13 @@ impl Replication {
         self.gate.refusal()
     }
 
-    /// Whether the role on disk says that there are other nodes.
+    /// Whether the role on disk records that other nodes exist.
     pub fn is_replicated(&self) -> bool {
         self.role.load().replicated
     }
 
-    /// Persists that there are other nodes, so that a restart does not assume that this is the
-    /// master.
+    /// Records on disk that other nodes exist, so that after a restart this node does not assume
+    /// that it is the master.
     pub fn note_replicated(&self, config: &Config) -> io::Result<()> {
         let replicated =
             |role: &Role| (!role.replicated).then(|| Role { replicated: true, ..role.clone() });

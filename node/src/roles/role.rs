@@ -1,5 +1,5 @@
-//! Role of a node, in the file `tidemark.role` of its data folder. The text file is replaced
-//! atomically, and durably before any client sees the new role.
+//! Role of a node, in the file `tidemark.role` of its data folder. A role change replaces the text
+//! file atomically and durably before any client sees the new role.
 //!
 //! ```text
 //!   tidemark role 3
@@ -32,9 +32,9 @@ const MAX_MISSED_PROMOTIONS: u64 = 1 << 16;
 /// Address of a master, as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Master {
-    /// Host name or IP address.
+    /// Host name or IP address of the master.
     pub host: String,
-    /// Port.
+    /// TCP port of the master.
     pub port: u16,
 }
 
@@ -68,12 +68,12 @@ pub struct Role {
     pub master: Option<Master>,
     /// Whether a replica has its master's whole data set, as far as the replica knows.
     pub(crate) synced: bool,
-    /// Whether there are other nodes: it had replicas, or it was a replica and is no longer
+    /// Whether other nodes exist: this node had replicas, or it was a replica and is no longer
     /// `synced`.
     pub(crate) replicated: bool,
     pub(crate) sentinels: Vec<Epoch>,
-    /// FAILOVER: offset up to which `master` must have the log. Set until it confirms that it took
-    /// over.
+    /// FAILOVER: offset up to which `master` must have the log. Cleared when `master` confirms that
+    /// it took over.
     pub(crate) handing: Option<u64>,
     /// Whether the node discards its data and copies its master's. Cleared after the copy, so that
     /// a restart does not discard data again.
@@ -85,7 +85,8 @@ pub struct Role {
 }
 
 impl Role {
-    /// Sets `replicated` if the node has synced as a replica. Call it before `synced` is cleared.
+    /// Sets `replicated` if the node has synced as a replica. Call this function before clearing
+    /// `synced`.
     pub(crate) fn with_replicated(self) -> Role {
         Role { replicated: self.replicated || self.synced, ..self }
     }
@@ -170,7 +171,7 @@ impl Role {
         Some(Role { master, synced, replicated, sentinels, handing, forced, promoting, unfit })
     }
 
-    /// Reads the role; `None` if the folder has none.
+    /// Reads the role; `None` if the folder has no role file.
     pub fn read(dir: &Path) -> io::Result<Option<Role>> {
         checked_file::read(dir, NAME, Role::decode, "remove it to start as a master")
     }

@@ -5,7 +5,7 @@
 //! the discarded part begins before the log, the folder also contains the snapshot and is a
 //! complete data folder for `tidemark serve --dir`. Immutable files are hard links, which use no
 //! extra space while the originals exist. A replica that reconnects reuses an existing folder. The
-//! operator removes it.
+//! operator removes the folder.
 
 use crate::roles::node::Node;
 use std::fs::File;
@@ -16,8 +16,8 @@ use store::{MANIFEST, Position, SegmentName, parse_segment_name};
 /// Name of the folder until its files are complete. A failed attempt may leave the folder behind.
 const UNFINISHED: &str = ".tidemark-dropped.tmp";
 
-/// Saves the log from offset `from` to its end, durably. Returns the folder, or `None` if it exists
-/// already or if there is nothing to save.
+/// Saves the log from offset `from` to its end, durably. Returns the folder, or `None` if the
+/// folder exists already or if there is nothing to save.
 pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathBuf>, store::Error> {
     let disk = node.store.disk().clone();
     let Some(folder) = disk.place().map(Path::to_path_buf) else { return Ok(None) };
@@ -41,7 +41,7 @@ pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathB
     let manifest = node.store.manifest().clone();
     let (mut files, mut all) = (Vec::new(), segments);
     if oldest > from && !manifest.files.is_empty() {
-        // Replay begins in a segment named by the manifest; copying all segments includes it.
+        // Replay begins in a segment that the manifest names, so copy all segments of the manifest.
         files = manifest.files.iter().map(|f| f.name.clone()).collect();
         all = disk.list().map_err(io)?;
         all.retain(|name| matches!(parse_segment_name(name), SegmentName::Segment(_)));
@@ -79,7 +79,7 @@ pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathB
     match made() {
         Ok(()) => Ok(Some(kept)),
         Err(error) => {
-            // Frees space, because the disk may be full.
+            // Free the space, because the disk may be full.
             let _ = std::fs::remove_dir_all(&unfinished);
             Err(io(error))
         }

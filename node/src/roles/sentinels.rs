@@ -3,14 +3,14 @@
 //! Every two seconds each Sentinel publishes a hello on each node that it watches:
 //! `ip,port,runid,current-epoch,group,master-ip,master-port,config-epoch`. A Sentinel accepts
 //! another master only from a hello of a known Sentinel with a config epoch later than its own.
-//! Without one it demotes a replica that was promoted by FAILOVER.
+//! Without such a hello, a Sentinel demotes a replica that was promoted by FAILOVER.
 //!
 //! So after FAILOVER the new master publishes such a hello itself to the Sentinels subscribed here,
 //! under the identity of one of them. A Sentinel ignores hellos with its own identity, so the
-//! master publishes a second one under another identity. The epoch is one more than the highest
+//! master publishes a second hello under another identity. The epoch is one more than the highest
 //! epoch of any Sentinel, including failovers in progress. A node that hands its role over also
 //! reserves that epoch, because it may become the master again before a Sentinel publishes the next
-//! hello. If a Sentinel still names the old master, the new one repeats the announcement with a
+//! hello. If a Sentinel still names the old master, the new master repeats the announcement with a
 //! later epoch.
 
 use crate::roles::Master;
@@ -19,10 +19,10 @@ use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 use store::time::{now, since};
 
-/// Channel for hellos.
+/// Channel on which Sentinels publish hellos.
 pub const CHANNEL: &[u8] = b"__sentinel__:hello";
 
-/// Maximum silence of a live Sentinel. It publishes every two seconds.
+/// Maximum silence of a live Sentinel. A Sentinel publishes a hello every two seconds.
 const SENTINEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of Sentinels remembered per group.
@@ -30,11 +30,11 @@ const MAX_SENTINELS: usize = 16;
 
 /// A hello of a Sentinel, without the master that it names.
 pub struct Sentinel<'a> {
-    /// Its address and run id, as published.
+    /// Address and run id of the Sentinel, as published.
     pub identity: [&'a str; 3],
-    /// Name under which it watches this node.
+    /// Name under which the Sentinel watches this node.
     pub group: &'a str,
-    /// Highest epoch that it knows.
+    /// Highest epoch that the Sentinel knows.
     pub epoch: u64,
     /// Address under which the Sentinel reaches this node.
     pub own: (String, u16),
@@ -101,7 +101,7 @@ impl Sentinels {
         }
     }
 
-    /// Whether `address` is the replaced master. A Sentinel that names it has missed the
+    /// Whether `address` is the replaced master. A Sentinel that names this address has missed the
     /// announcement.
     pub(crate) fn is_replaced(&self, address: &str) -> bool {
         let state = self.0.lock();
@@ -147,12 +147,12 @@ impl Sentinels {
 }
 
 impl SentinelState {
-    /// Reserves the epoch of an announcement by this node or another one.
+    /// Reserves the epoch of an announcement, for this node or for the next master.
     fn raise_epochs(&mut self) {
         self.epochs.iter_mut().for_each(|(_, epoch)| *epoch = epoch.saturating_add(1));
     }
 
-    /// Returns the groups with live Sentinels and these Sentinels, most recent hello first.
+    /// Returns the groups that have live Sentinels, with these Sentinels, most recent hello first.
     fn live_groups(&self) -> Vec<(&str, Vec<&HeardSentinel>)> {
         let mut groups: Vec<(&str, Vec<&HeardSentinel>)> = Vec::new();
         for heard in self.heard.iter().rev().filter(|heard| since(heard.at) <= SENTINEL_TIMEOUT) {

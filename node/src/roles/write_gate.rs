@@ -1,12 +1,12 @@
-//! Write gate: an atomic with the reason why writes are refused, if they are.
+//! Write gate: an atomic that contains the reason why writes are refused, if any.
 //!
 //! With a lease (CLUSTERX HEARTBEAT) the gate is open until a deadline, and each write reads the
 //! clock. A timer could fire late, for example after the process was frozen.
 //!
 //! A renewal may also be stale, because it may have waited in the socket of a frozen process or in
-//! a partitioned network. Once a lease has expired, a new election grants another one. A HEARTBEAT
-//! of the same election does so only if it arrives at least one lease duration after the first late
-//! message. All stale messages have been read by that time.
+//! a partitioned network. Once a lease has expired, a new election grants another lease. A
+//! HEARTBEAT of the same election grants a lease only if it arrives at least one lease duration
+//! after the first late message. All stale messages have been read by that time.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ pub(crate) enum WriteBlock {
     No,
     /// The node is a replica, or is becoming a master.
     Replica,
-    /// The node was one of several and has restarted, so it may have been replaced. It has not been
-    /// confirmed as the master yet.
+    /// The node has restarted and other nodes exist, so it may have been replaced. The node has not
+    /// been confirmed as the master yet.
     Fenced,
     /// Fewer than `min_replicas_to_write` replicas have a small enough lag.
     FewReplicas,
@@ -74,8 +74,8 @@ impl Gate {
 
     #[inline]
     pub(crate) fn refusal(&self) -> Option<&'static str> {
-        // Needs no further synchronization. A thread that closes the gate waits for the event-loop
-        // iterations that began earlier.
+        // No further synchronization is needed. A thread that closes the gate waits for the
+        // event-loop iterations that began earlier.
         match self.shut.load(SeqCst) {
             0 => None,
             _ => self.text(),

@@ -1,5 +1,5 @@
-//! Earliest time at which a request may have arrived. Leases need it, because their duration begins
-//! when the sender sends the request.
+//! Earliest time at which a request may have arrived. Leases need this time, because their duration
+//! begins when the sender sends the request.
 //!
 //! A process that was stopped (SIGSTOP, a suspended machine) finds old requests in its sockets and
 //! cannot determine their age. So each worker records the time periodically. A late tick shows that
@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(50);
-/// Delay after which the worker counts as stopped.
+/// Minimum delay of a tick at which the worker counts as stopped.
 const STALL_DELAY: Duration = Duration::from_millis(150);
 /// Time to read all input that arrived during a stop.
 const DRAIN_TIME: Duration = Duration::from_millis(200);
@@ -53,9 +53,9 @@ thread_local! {
     static WATCH: Cell<Option<StallDetector>> = const { Cell::new(None) };
 }
 
-/// Returns the earliest time at which a request just read by this thread may have arrived. That is
-/// at most 0.1 s ago, unless the thread was stopped. Returns the current time if [watch] does not
-/// run on this thread.
+/// Returns the earliest time at which a request just read by this thread may have arrived: at most
+/// 0.1 s ago, unless the thread was stopped. Returns the current time if [watch] does not run on
+/// this thread.
 pub fn came() -> Instant {
     let now = Instant::now();
     WATCH.get().map_or(now, |watch| watch.came(now))
@@ -83,13 +83,14 @@ mod tests {
         let mut watch = StallDetector::new(at(0));
         (0..=20).for_each(|n| watch.tick(at(n * 50)));
         assert_eq!(watch.came(at(1020)), at(950), "one tick before the last");
-        // Stopped from 1.0 s to 3.0 s. Either the request or the tick is processed first.
+        // The thread is stopped from 1.0 s to 3.0 s. Either the request or the tick is processed
+        // first.
         assert_eq!(watch.came(at(3000)), at(1000));
         watch.tick(at(3000));
         assert_eq!(watch.came(at(3001)), at(1000));
         watch.tick(at(3050));
         assert_eq!(watch.came(at(3090)), at(1000), "the backlog is not read yet");
-        // Stopped again before it has read all input.
+        // The thread is stopped again before it has read all input.
         watch.tick(at(3250));
         assert_eq!(watch.came(at(3251)), at(3050));
         (0..=10).for_each(|n| watch.tick(at(3300 + n * 50)));

@@ -11,10 +11,11 @@ const UNFINISHED: [&str; 2] = [".tidemark-", ".tmp"];
 /// Locked while a temporary file of this process may exist.
 static REPLACING: Mutex<()> = Mutex::new(());
 
-/// Replaces a file atomically and durably. After a crash it has either the old or the new text. The
-/// permissions are preserved. Only the owner can read a new file, because it may contain passwords.
+/// Replaces a file atomically and durably. After a crash the file has either the old or the new
+/// text. The permissions are preserved. Only the owner can read a new file, because the file may
+/// contain passwords.
 pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
-    // Follows a symbolic link instead of replacing it.
+    // Follow a symbolic link instead of replacing it.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let _one = REPLACING.lock();
@@ -41,7 +42,7 @@ pub fn remove_unfinished(folder: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let random = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(suffix));
-        // The exact length that tempfile uses. Similar names belong to other software.
+        // Tempfile uses exactly this length. Files with similar names belong to other software.
         let is_ours = random.is_some_and(|random| {
             random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric())
         });

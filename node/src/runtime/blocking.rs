@@ -6,12 +6,12 @@ use tokio::sync::Notify;
 
 const NOT_BLOCKED: u8 = 0;
 const BLOCKED: u8 = 1;
-/// Unblocked by CLIENT UNBLOCK.
+/// CLIENT UNBLOCK has ended the wait.
 const TIMED_OUT: u8 = 2;
 const FAILED: u8 = 3;
-/// The connection ends with this reply.
+/// The connection closes after the current reply.
 const CLOSING: u8 = 4;
-/// Blocked, and CLIENT UNBLOCK has no effect.
+/// The client is blocked, and CLIENT UNBLOCK has no effect.
 const UNINTERRUPTIBLE: u8 = 5;
 
 /// Blocking state of a client.
@@ -22,12 +22,12 @@ pub struct Blocked {
 }
 
 impl Blocked {
-    /// Begins a wait. `may_be_let_go`: whether CLIENT UNBLOCK may end the wait.
+    /// Begins a wait. `may_be_let_go` is whether CLIENT UNBLOCK may end the wait.
     pub fn begin(&self, may_be_let_go: bool) {
         self.state.store(if may_be_let_go { BLOCKED } else { UNINTERRUPTIBLE }, SeqCst);
     }
 
-    /// Ends the wait. `leaves`: whether the connection ends with this reply.
+    /// Ends the wait. `leaves` is whether the connection closes after this reply.
     pub fn end(&self, leaves: bool) {
         self.state.store(if leaves { CLOSING } else { NOT_BLOCKED }, SeqCst);
     }

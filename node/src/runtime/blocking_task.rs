@@ -2,7 +2,7 @@
 
 use tokio::sync::oneshot;
 
-/// Starts work on another thread. The future returns its result, or an error if it panicked.
+/// Runs `work` on another thread. The future returns the result, or an error if the work panicked.
 pub fn apart<T, W>(work: W) -> impl Future<Output = Result<T, &'static str>> + Send + use<T, W>
 where
     T: Send + 'static,
@@ -22,7 +22,7 @@ where
     W: FnOnce() -> T + Send + 'static,
 {
     let (done, came) = oneshot::channel();
-    // An error means that the future was dropped.
+    // An error means that the future has been dropped.
     let work = move || {
         if changes || !done.is_closed() {
             drop(done.send(work()));

@@ -5,7 +5,7 @@ use crate::runtime::atomic_file;
 use std::io;
 use std::path::Path;
 
-/// Appends the check line.
+/// Appends the check line to the text of a file.
 pub(crate) fn sealed(lines: &str) -> String {
     format!("{lines}check {:08x}\n", crc32c::crc32c(lines.as_bytes()))
 }
@@ -31,7 +31,7 @@ pub(crate) fn read<T>(
             decode(&text).map(Some).ok_or_else(unsound)
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        // Opening the store reports this error.
+        // If the path is not a folder, opening the store reports the error.
         Err(e) if e.kind() == io::ErrorKind::NotADirectory => Ok(None),
         Err(e) => Err(io::Error::new(e.kind(), format!("reading {}: {e}", path.display()))),
     }

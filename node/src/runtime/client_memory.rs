@@ -1,6 +1,6 @@
 //! Memory of all clients' buffers. Each client has its own limits, but thousands of clients within
-//! their limits could exhaust the memory. So the sum is also limited (`max_clients_memory`,
-//! Redis's `maxmemory-clients`). When it exceeds the limit, the largest client is disconnected.
+//! their limits could exhaust the memory. So the sum is also limited (`max_clients_memory`, Redis's
+//! `maxmemory-clients`). When the sum exceeds the limit, the server disconnects the largest client.
 //!
 //! Each owner of buffers has a [`Share`] that reports its size. Only whole [`GRAIN`]s are counted.
 //! Typical buffers are smaller, so they cause no writes to the shared total.
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 /// Granularity of counting, in bytes.
 const GRAIN: usize = 16 << 10;
 
-/// Sum of all shares, and its limit.
+/// Sum of all shares, and the limit of the sum.
 #[derive(Default)]
 pub struct Budget {
     taken: AtomicUsize,
@@ -47,8 +47,8 @@ impl Budget {
     }
 }
 
-/// One owner's share of a [`Budget`], released when dropped. Only one thread at a time may change
-/// it.
+/// One owner's share of a [`Budget`], released when dropped. Only one thread at a time may change a
+/// share.
 #[derive(Default)]
 pub struct Share {
     of: Arc<Budget>,
@@ -73,7 +73,7 @@ impl Share {
     fn change(&self, grains: usize) {
         let before = self.counted.swap(grains, Relaxed);
         let more = grains.wrapping_sub(before);
-        // Wraps around if the number has decreased.
+        // The difference wraps around if the number has decreased.
         let taken = self.of.taken.fetch_add(more, Relaxed).wrapping_add(more);
         if grains > before {
             self.of.update_exceeded(taken);

@@ -23,7 +23,7 @@ pub const DEFAULT_USER: &str = "default";
 
 /// Names of a client and its library.
 pub struct Names {
-    /// User that it has authenticated as.
+    /// User as which the client has authenticated.
     pub user: String,
     /// Name set by CLIENT SETNAME.
     pub name: Vec<u8>,
@@ -44,75 +44,75 @@ impl Default for Names {
     }
 }
 
-/// Flag: `CLIENT NO-EVICT ON`.
+/// Flag: the client has sent `CLIENT NO-EVICT ON`.
 pub const NO_EVICT: u32 = 1;
-/// Flag: `CLIENT NO-TOUCH ON`.
+/// Flag: the client has sent `CLIENT NO-TOUCH ON`.
 pub const NO_TOUCH: u32 = 2;
-/// Flag: a replica of this node.
+/// Flag: the client is a replica of this node.
 pub const REPLICA: u32 = 4;
-/// Flag: the link to this node's master.
+/// Flag: the connection is the link to this node's master.
 pub(crate) const MASTER: u32 = 8;
-/// Flag: `MONITOR`.
+/// Flag: the client has sent `MONITOR`.
 pub(crate) const MONITOR: u32 = 16;
-/// Flag: `CLIENT TRACKING ON`.
+/// Flag: the client has sent `CLIENT TRACKING ON`.
 pub(crate) const TRACKING: u32 = 32;
-/// Flag: the client to which it redirects invalidations has disconnected.
+/// Flag: the client that receives the redirected invalidations has disconnected.
 pub const BROKEN_REDIRECT: u32 = 64;
-/// Flag: tracking in broadcast mode.
+/// Flag: the client tracks keys in broadcast mode.
 pub(crate) const BROADCAST: u32 = 128;
 
 /// A connected client.
 pub struct Client {
-    /// Value of CLIENT ID.
+    /// Id of the client, as returned by CLIENT ID.
     pub id: u64,
-    /// Remote address.
+    /// Remote address of the connection.
     pub peer: SocketAddr,
-    /// Local address.
+    /// Local address of the connection.
     pub local: SocketAddr,
-    /// Time of the connection.
+    /// Time at which the client connected.
     pub since: Instant,
     /// Names of the client and its library.
     pub names: Mutex<Names>,
     protocol: AtomicU8,
     /// Bits of the flags above.
     pub flags: AtomicU32,
-    /// Time of its last input, in milliseconds after `since`.
+    /// Time of the client's last input, in milliseconds after `since`.
     last_active_ms: AtomicU64,
     /// Last command: see `command::table::name_of`; `u32::MAX` if none.
     pub last_command: AtomicU32,
-    /// Bytes of an incomplete request.
+    /// Number of bytes in an incomplete request.
     pub query_bytes: AtomicUsize,
-    /// Bytes of replies not yet sent.
+    /// Number of bytes in unsent replies.
     pub output_bytes: AtomicUsize,
-    /// Bytes of commands queued by MULTI.
+    /// Number of bytes in commands queued by MULTI.
     pub queued_bytes: AtomicUsize,
-    /// Its buffers' share of the memory of all clients.
+    /// Share of the client's buffers in the memory of all clients.
     pub buffers: Share,
-    /// Bytes of its subscriptions and watched keys, in its own lists and in shared ones.
+    /// Bytes of the client's subscriptions and watched keys, in its own lists and in shared ones.
     pub kept_bytes: AtomicUsize,
     /// Share of `kept_bytes` in the memory of all clients.
     stored_share: Share,
-    /// Pushed messages not yet sent.
+    /// Unsent messages that were pushed to the client.
     pub inbox: Inbox,
     /// Number of subscribed channels, patterns and shard channels.
     pub subscriptions: [AtomicUsize; 3],
     /// Number of commands queued by MULTI; -1 without MULTI.
     pub queued: AtomicI64,
-    /// Number of watched keys.
+    /// Number of keys that the client watches.
     pub watching: AtomicUsize,
-    /// Id of the client that receives its invalidations; 0 without redirection, -1 without
-    /// tracking.
+    /// Id of the client that receives this client's invalidations; 0 without redirection, -1
+    /// without tracking.
     pub redirect: AtomicI64,
-    /// Whether its inbox must be polled even without subscriptions. It uses tracking, or another
-    /// client redirects invalidations to it.
+    /// Whether the inbox must be polled even without subscriptions, because the client uses
+    /// tracking or another client redirects invalidations to it.
     pub hears: AtomicBool,
-    /// Whether it waits in WAIT or WAITAOF.
+    /// Whether the client waits in WAIT or WAITAOF.
     pub blocked: Blocked,
-    /// Whether it waits for an asynchronous reply or for the end of a pause.
+    /// Whether the client waits for an asynchronous reply or for the end of a pause.
     pub waits: AtomicBool,
-    /// Whether it waits for the end of a pause.
+    /// Whether the client waits for the end of a pause.
     pub paused: AtomicBool,
-    /// Whether its pending task may use the node's data set.
+    /// Whether a pending task of the client may use the node's data set.
     pub away: AtomicBool,
     /// Whether authentication and the TLS handshake are complete, where required.
     entered: AtomicBool,
@@ -127,15 +127,16 @@ pub struct Client {
 /// Number of connections closed by the server, by reason.
 #[derive(Default)]
 pub struct Ended {
-    /// Requests above `max_query_buffer`.
+    /// The client's requests exceeded `max_query_buffer`.
     pub by_input: AtomicU64,
-    /// Replies exceeded `max_output_buffer`, or messages exceeded `max_push_buffer`.
+    /// The client's replies exceeded `max_output_buffer`, or its messages exceeded
+    /// `max_push_buffer`.
     pub by_output: AtomicU64,
-    /// No authentication or TLS handshake within `handshake_timeout`.
+    /// The client did not complete authentication or the TLS handshake within `handshake_timeout`.
     pub by_handshake: AtomicU64,
-    /// No input for `idle_timeout`.
+    /// The client sent nothing for `idle_timeout`.
     pub by_idleness: AtomicU64,
-    /// The client was the largest when the sum exceeded `max_clients_memory`.
+    /// The client was the largest one when the sum exceeded `max_clients_memory`.
     pub(crate) by_memory: AtomicU64,
 }
 
@@ -156,13 +157,13 @@ impl Ended {
 /// Type of a client in CLIENT LIST and CLIENT KILL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Sends commands.
+    /// The client sends commands.
     Normal,
-    /// Has subscriptions.
+    /// The client has subscriptions.
     Pubsub,
-    /// A replica of this node.
+    /// The client is a replica of this node.
     Replica,
-    /// The master of this node.
+    /// The client is the master of this node.
     Master,
 }
 
@@ -201,43 +202,44 @@ impl Client {
         self.protocol.store(if protocol == Protocol::Resp3 { 3 } else { 2 }, Relaxed);
     }
 
-    /// Records input at `now`.
+    /// Records that the client sent data at `now`.
     #[inline]
     pub fn touch(&self, now: Instant) {
         self.last_active_ms.store(self.age_ms(now), Relaxed);
     }
 
-    /// Returns the seconds since its last input.
+    /// Returns the seconds since the client's last input.
     pub fn idle_s(&self, now: Instant) -> u64 {
         self.age_ms(now).saturating_sub(self.last_active_ms.load(Relaxed)) / 1000
     }
 
-    /// Whether it has sent nothing for `most_s` seconds. As in Redis, subscribers, replicas and
-    /// blocked clients are never idle.
+    /// Whether the client has sent nothing for `most_s` seconds. As in Redis, subscribers, replicas
+    /// and blocked clients are never idle.
     pub fn is_idle(&self, now: Instant, most_s: u64) -> bool {
         let is_here_to_hear =
             self.kind() != Kind::Normal || self.flags.load(Relaxed) & MONITOR != 0;
         !is_here_to_hear && !self.waits.load(Relaxed) && self.idle_s(now) >= most_s
     }
 
-    /// Returns its counted bytes in the memory of all clients.
+    /// Returns the number of bytes that count towards the memory of all clients.
     fn memory(&self) -> usize {
         self.buffers.counted() + self.inbox.counted() + self.stored_share.counted()
     }
 
-    /// Sets the bytes of its subscriptions and watched keys. Called by its own worker only.
+    /// Sets the bytes of the client's subscriptions and watched keys. Called only by its own
+    /// worker.
     pub fn set_stored_bytes(&self, bytes: usize) {
         self.kept_bytes.store(bytes, Relaxed);
         self.stored_share.set(bytes);
     }
 
-    /// Whether it may be disconnected to free memory. As in Redis, clients with NO-EVICT, replicas
-    /// and the master are exempt.
+    /// Whether the client may be disconnected to free memory. As in Redis, clients with NO-EVICT,
+    /// replicas and the master are exempt.
     fn is_evictable(&self) -> bool {
         self.flags.load(Relaxed) & (NO_EVICT | REPLICA | MASTER) == 0
     }
 
-    /// Disconnects it at its next await point.
+    /// Disconnects the client at its next await point.
     pub fn kill(&self) {
         self.killed.store(true, SeqCst);
         if let Some(abort) = self.abort.get() {
@@ -245,17 +247,17 @@ impl Client {
         }
     }
 
-    /// Records that its connection has ended.
+    /// Records that the client's connection has ended.
     pub fn leave(&self) {
         self.gone.store(true, SeqCst);
     }
 
-    /// Whether messages can still be delivered.
+    /// Whether messages can still be delivered to the client.
     pub fn is_connected(&self) -> bool {
         !self.gone.load(SeqCst) && !self.killed.load(SeqCst)
     }
 
-    /// Sets the task that serves it.
+    /// Sets the task that serves the client.
     pub fn served_by(&self, task: AbortHandle) {
         let _ = self.abort.set(task);
         // The client may have been killed before the task was set.
@@ -276,17 +278,17 @@ impl Client {
         taken
     }
 
-    /// Whether it is blocked in Redis's sense: by a blocking command or a pause.
+    /// Whether the client is blocked in Redis's sense: by a blocking command or a pause.
     pub fn is_blocked(&self) -> bool {
         self.blocked.is_waiting() || self.paused.load(Relaxed)
     }
 
-    /// Whether it has subscriptions.
+    /// Whether the client has subscriptions.
     pub fn listens(&self) -> bool {
         self.subscriptions.iter().any(|count| count.load(Relaxed) > 0)
     }
 
-    /// Returns its type.
+    /// Returns the type of the client.
     pub fn kind(&self) -> Kind {
         let flags = self.flags.load(Relaxed);
         if flags & MASTER != 0 {
@@ -300,7 +302,7 @@ impl Client {
         }
     }
 
-    /// Returns Redis's letters for its flags; N if none is set.
+    /// Returns Redis's letters for the client's flags; N if none is set.
     fn marks(&self) -> String {
         let flags = self.flags.load(Relaxed);
         let letters = [
@@ -321,8 +323,8 @@ impl Client {
         if marks.is_empty() { "N".to_owned() } else { marks }
     }
 
-    /// Writes its line of CLIENT LIST in Redis's format, without the line end. Names contain no
-    /// spaces or line ends, because SETNAME refuses them.
+    /// Writes the client's line of CLIENT LIST in Redis's format, without the line end. Names
+    /// contain no spaces or line ends, because SETNAME refuses them.
     pub fn describe(&self, now: Instant, out: &mut Vec<u8>) {
         use std::io::Write as _;
         let names = self.names.lock();
@@ -379,9 +381,9 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Adds a client. If `most` clients are connected, disconnects the oldest one that has not
-    /// authenticated. If all have authenticated, disconnects the oldest one that has never sent a
-    /// request. So idle connections cannot use up all slots. Returns `None` if no client can be
+    /// Adds a client. If `most` clients are connected, disconnects the oldest client that has not
+    /// authenticated. If all have authenticated, disconnects the oldest client that has never sent
+    /// a request. So idle connections cannot use up all slots. Returns `None` if no client can be
     /// disconnected.
     pub fn admit(&self, peer: SocketAddr, local: SocketAddr, most: usize) -> Option<Arc<Client>> {
         let mut all = self.all.lock();
@@ -390,8 +392,8 @@ impl Clients {
             let never_asked = |c: &&Arc<Client>| {
                 c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= MIN_SILENT_AGE
             };
-            // Disconnect it at any age. A minimum age would let frequent reconnections use up all
-            // slots.
+            // Disconnect this client at any age. A minimum age would let frequent reconnections use
+            // up all slots.
             let stranger = all.values().find(|c| !c.is_handshake_complete());
             let least = stranger.or_else(|| all.values().find(never_asked))?.clone();
             all.remove(&least.id);
@@ -458,8 +460,8 @@ impl Clients {
     }
 
     /// Disconnects normal and Pub/Sub clients, so that their libraries ask Sentinel for the master.
-    /// Sentinel does the same after a role change (CLIENT KILL TYPE normal, TYPE pubsub). Does not
-    /// disconnect the client `except`, nor Sentinels, whose client names begin with `SENTINEL`.
+    /// Sentinel does the same after a role change (CLIENT KILL TYPE normal, TYPE pubsub). The
+    /// client `except` and Sentinels, whose client names begin with `SENTINEL`, stay connected.
     /// Returns the number of disconnected clients.
     pub fn disconnect_users(&self, except: u64) -> usize {
         let mut users = self.list();

@@ -2,10 +2,10 @@
 //! latencystats and errorstats and LATENCY HISTOGRAM show them.
 //!
 //! Each worker has its own cells, which no other thread writes. Counts are exact. Durations are
-//! sampled, because two clock reads cost as much as a small command. One in `SAMPLED` calls of
-//! constant-time commands is timed, and every call of the other commands. All calls are timed while
-//! a threshold of SLOWLOG or LATENCY is set. Reported durations are extrapolated from the timed
-//! calls.
+//! sampled, because two clock reads cost as much as a small command. The worker times one in
+//! `SAMPLED` calls of constant-time commands, and every call of the other commands. All calls are
+//! timed while a threshold of SLOWLOG or LATENCY is set. Reported durations are extrapolated from
+//! the timed calls.
 
 use crate::command::table;
 use crate::runtime::counters::Tally;
@@ -19,9 +19,9 @@ use std::time::Duration;
 const SAMPLED: u64 = 64;
 /// Maximum number of distinct error codes. The server has fewer, and clients cannot add any.
 const MAX_ERRORS: usize = 128;
-/// Number of duration classes: four per octave, from 64 ns to a minute.
+/// Number of histogram buckets: four per octave, from 64 ns to a minute.
 const CLASSES: usize = 4 * 30;
-/// Binary logarithm of the lowest class's lower bound, in nanoseconds.
+/// Binary logarithm of the lower bound of the lowest bucket, in nanoseconds.
 const FIRST_BIT: usize = 6;
 
 type Histogram = [AtomicU64; CLASSES];
@@ -52,7 +52,7 @@ fn class_of(ns: u64) -> usize {
     ((octave - FIRST_BIT) * 4 + quarter).min(CLASSES - 1)
 }
 
-/// Returns the exclusive upper bound of a class, in nanoseconds.
+/// Returns the exclusive upper bound of a histogram bucket, in nanoseconds.
 fn end_of(class: usize) -> u64 {
     (5 + class as u64 % 4) << (class / 4 + FIRST_BIT - 2)
 }
@@ -120,8 +120,8 @@ impl Calls {
     }
 }
 
-/// Returns a percentile of call durations in microseconds, with the precision of a class; `None`
-/// without calls. `share` is between 0 and 1.
+/// Returns a percentile of call durations in microseconds, with the precision of a histogram
+/// bucket; `None` without calls. `share` is between 0 and 1.
 pub fn percentile_us(classes: &[u64], share: f64) -> Option<f64> {
     let wanted = ((classes.iter().sum::<u64>() as f64 * share).ceil() as u64).max(1);
     let mut below = 0;
@@ -135,11 +135,11 @@ pub fn percentile_us(classes: &[u64], share: f64) -> Option<f64> {
 /// Statistics of a command, summed over the workers.
 #[derive(Clone)]
 pub struct Sums {
-    /// Calls executed.
+    /// Number of executed calls.
     pub calls: u64,
-    /// Calls refused before execution.
+    /// Number of calls refused before execution.
     pub rejected: u64,
-    /// Calls that returned an error.
+    /// Number of calls that returned an error.
     pub failed: u64,
     timed: u64,
     ns: u64,
@@ -165,8 +165,8 @@ impl Sums {
         self.ns as f64 / 1000.0 / self.timed.max(1) as f64
     }
 
-    /// Returns a percentile in microseconds, with the precision of a class; `None` if no call was
-    /// timed.
+    /// Returns a percentile in microseconds, with the precision of a histogram bucket; `None` if no
+    /// call was timed.
     pub fn percentile_us(&self, share: f64) -> Option<f64> {
         percentile_us(&self.classes, share)
     }
@@ -183,7 +183,7 @@ impl Sums {
                 .enumerate()
                 .filter(|(class, _)| end_of(*class) <= limit_us << 10);
             let sum: u64 = within.map(|(_, count)| count).sum();
-            // Durations beyond the last class are counted in it.
+            // The last bucket also contains the durations beyond its upper bound.
             if sum > before {
                 let of_all = u128::from(sum) * u128::from(self.calls) / u128::from(self.timed);
                 told.push((limit_us, of_all as u64));
@@ -210,7 +210,7 @@ impl Sums {
         (self.ns as f64 / 1e9, classes)
     }
 
-    /// Returns the timed calls by class of duration; empty if no call was timed.
+    /// Returns the number of timed calls per histogram bucket; empty if no call was timed.
     pub fn classes(&self) -> &[u64] {
         &self.classes
     }

@@ -26,22 +26,23 @@ impl Tally {
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Tallies {
-    /// Commands executed.
+    /// Number of executed commands.
     pub commands: Tally,
-    /// Error replies.
+    /// Number of error replies.
     pub errors: Tally,
-    /// Bytes of requests.
+    /// Number of bytes in requests.
     pub bytes_in: Tally,
-    /// Bytes of replies.
+    /// Number of bytes in replies.
     pub bytes_out: Tally,
-    /// Reads by key that found the row.
+    /// Number of reads by key that found the row.
     pub hits: Tally,
-    /// Reads by key that did not find the row.
+    /// Number of reads by key that did not find the row.
     pub misses: Tally,
-    /// Incremented at the start and the end of each event-loop iteration, so it is odd during one.
+    /// Incremented at the start and the end of each event-loop iteration, so the value is odd
+    /// during an iteration.
     pub(crate) turn: AtomicU64,
     /// Longest event-loop iteration since startup, in microseconds. `recent_turn_us` is the longest
-    /// since [`LongestTurns::measure`].
+    /// iteration since [`LongestTurns::measure`].
     longest_turn_us: AtomicU64,
     recent_turn_us: AtomicU64,
 }
@@ -67,7 +68,7 @@ impl Tallies {
         }
     }
 
-    /// Marks the begin of an event-loop iteration. Dropping the guard marks the end.
+    /// Marks the start of an event-loop iteration. Dropping the guard marks the end.
     #[inline]
     pub fn enter(&self) -> TurnGuard<'_> {
         self.turn.fetch_add(1, SeqCst);
@@ -113,7 +114,7 @@ impl LongestTurns {
 /// Sums of [`Tallies`] over the workers.
 #[derive(Default, Clone, Copy)]
 pub struct Totals {
-    /// Commands executed.
+    /// Number of executed commands.
     pub commands: u64,
     pub(crate) errors: u64,
     pub(crate) bytes_in: u64,
@@ -129,13 +130,13 @@ pub struct Totals {
 #[derive(Default)]
 pub struct Rates {
     pub(crate) commands: AtomicU64,
-    /// Bytes of requests per second.
+    /// Number of request bytes per second.
     pub bytes_in: AtomicU64,
-    /// Bytes of replies per second.
+    /// Number of reply bytes per second.
     pub bytes_out: AtomicU64,
-    /// Bytes received from the master per second.
+    /// Number of bytes received from the master per second.
     pub link_bytes_in: AtomicU64,
-    /// Bytes sent to replicas per second.
+    /// Number of bytes sent to replicas per second.
     pub link_bytes_out: AtomicU64,
 }
 

@@ -1,14 +1,14 @@
 //! Settings that only Redis has, for CONFIG GET and CONFIG SET.
 //!
-//! The design of this server determines the value of a *fixed* setting. It accepts that value, and
-//! refuses others with a reason. An *idle* setting belongs to a Redis mechanism that this server
-//! lacks (encodings, eviction samples, active defragmentation). It accepts and returns any value of
-//! its type, without effect.
+//! The design of this server determines the value of a *fixed* setting. CONFIG SET accepts that
+//! value, and refuses others with a reason. An *idle* setting belongs to a Redis mechanism that
+//! this server lacks (encodings, eviction samples, active defragmentation). CONFIG SET accepts any
+//! value of its type, without effect, and CONFIG GET returns that value.
 
 use crate::config::{BACKLOG, Config};
 use dataset::options::units::Unit;
 
-/// Idle settings with Redis's defaults.
+/// Idle settings, with the default values of Redis.
 const IDLE: &[(&str, &str)] = &[
     ("active-defrag-cycle-max", "25"),
     ("active-defrag-cycle-min", "1"),
@@ -62,7 +62,7 @@ const IDLE: &[(&str, &str)] = &[
 
 pub(crate) const IMMUTABLE: &str = "can't set immutable config";
 
-/// Maximum output buffer in bytes. It also replaces 0, which means no limit in Redis.
+/// Maximum output buffer in bytes. This value also replaces 0, which means no limit in Redis.
 const MAX_BUFFER_BYTES: u64 = 2 << 30;
 
 /// Names and current values of all idle settings.

@@ -1,5 +1,6 @@
 //! Redis's glob patterns: `*`, `?`, `[a-z]`, `[^x]` and `\` for quoting. Matching is not recursive,
-//! so it uses constant stack. Its time is at most the pattern's length times the text's length.
+//! so it uses constant stack space. The running time is at most proportional to the pattern's
+//! length times the text's length.
 
 /// Whether all of `text` matches. If `fold` is true, the comparison is case-insensitive.
 pub fn matches(pattern: &[u8], text: &[u8], fold: bool) -> bool {

@@ -1,5 +1,6 @@
 //! Inbox of a client: messages of channels, invalidations, and lines of MONITOR. Any thread may
-//! push. The client's own worker writes them to the socket between two event-loop iterations.
+//! push. The client's own worker writes the messages to the socket between two event-loop
+//! iterations.
 //!
 //! The inbox of a client that does not read grows up to a limit. At the limit the client is
 //! disconnected. The publisher never waits.
@@ -12,7 +13,7 @@ use std::task::Waker;
 #[derive(Default)]
 struct InboxState {
     bytes: Vec<u8>,
-    /// Waker of the task that serves the client; set by its first poll.
+    /// Waker of the task that serves the client. The first poll sets it.
     waker: Option<Waker>,
 }
 
@@ -20,9 +21,9 @@ struct InboxState {
 #[derive(Default)]
 pub struct Inbox {
     state: Mutex<InboxState>,
-    /// Length of `bytes`. Can be read without the lock.
+    /// Length of `bytes`, readable without the lock.
     waiting: AtomicUsize,
-    /// Changed only under the lock.
+    /// Share of the inbox in the memory of all clients. Changed only while holding the lock.
     share: Share,
 }
 

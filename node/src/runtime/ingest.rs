@@ -12,21 +12,21 @@ use tokio::sync::Notify;
 /// State of a partition's reader, ordered from best to worst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// Applies events.
+    /// The reader applies events.
     Running,
     /// The node is a replica or is loading.
     #[default]
     Idle,
-    /// Paused by TM.INGEST PAUSE.
+    /// TM.INGEST PAUSE has paused the reader.
     Paused,
-    /// Connects to the broker.
+    /// The reader connects to the broker.
     Connecting,
-    /// Waits until changes are accepted, for example after a log failure, a full space or CLIENT
-    /// PAUSE.
+    /// The reader waits until changes are accepted, for example after a log failure, a full space
+    /// or CLIENT PAUSE.
     Waiting,
     /// Reading from the broker fails. The reader retries.
     Failing,
-    /// Stopped until an operator's command.
+    /// The reader is stopped until an operator's command.
     Halted,
 }
 
@@ -48,47 +48,47 @@ impl State {
 /// Progress of a partition.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IngestProgress {
-    /// State of its reader.
+    /// State of the partition's reader.
     pub state: State,
     /// Number of unread messages in the broker's last report; `None` before the first report. A
-    /// pause does not change it.
+    /// pause does not change this number.
     pub lag: Option<u64>,
 }
 
 /// An event source.
 pub struct Source {
-    /// Section of the configuration.
+    /// Configuration of the source.
     pub config: Ingest,
-    /// Kind of broker.
+    /// Kind of the broker.
     pub broker: Broker,
-    /// Event types.
+    /// Event types of the source.
     pub mapped: Vec<Mapped>,
     paused: AtomicBool,
-    /// Number of commands (RESUME, SETOFFSET). A halted reader retries when it changes.
+    /// Number of commands so far (RESUME, SETOFFSET). A halted reader retries when it changes.
     orders: AtomicU64,
     /// Wakes the readers after a command.
     pub told: Notify,
-    /// Progress by partition.
+    /// Progress of each partition.
     pub partitions: Mutex<BTreeMap<u32, IngestProgress>>,
-    /// Messages read.
+    /// Number of messages read.
     pub messages: AtomicU64,
-    /// Events applied.
+    /// Number of events applied.
     pub events: AtomicU64,
-    /// Actions without effect, because the pair was already set or already unset.
+    /// Number of actions without effect, because the pair was already set or already unset.
     pub repeated: AtomicU64,
-    /// Actions on ids below the horizon.
+    /// Number of actions on ids below the horizon.
     pub unknown: AtomicU64,
-    /// Messages that could not be parsed.
+    /// Number of messages that could not be parsed.
     pub poison: AtomicU64,
-    /// Unparsable messages that were not written to a dead-letter file.
+    /// Number of unparsable messages that were not written to a dead-letter file.
     pub poison_dropped: AtomicU64,
     /// Number of times that the broker had deleted the next messages before they were read.
     pub gaps: AtomicU64,
-    /// Messages lost in these gaps.
+    /// Number of messages lost in these gaps.
     pub gap_messages: AtomicU64,
-    /// Reconnections.
+    /// Number of reconnections.
     pub reconnects: AtomicU64,
-    /// Events in the last second.
+    /// Number of events in the last second.
     pub rate: AtomicU64,
     /// Timeout for the broker's replies, in seconds; 0 for the default.
     pub patience_s: AtomicU64,
@@ -122,7 +122,7 @@ impl Source {
         })
     }
 
-    /// Whether it is paused by TM.INGEST PAUSE.
+    /// Whether TM.INGEST PAUSE has paused the source.
     pub fn is_paused(&self) -> bool {
         self.paused.load(SeqCst)
     }
@@ -139,12 +139,12 @@ impl Source {
         self.told.notify_waiters();
     }
 
-    /// Number of commands. A reader detects a new command by comparing it.
+    /// Number of commands so far. A reader detects a new command when this number has changed.
     pub fn orders(&self) -> u64 {
         self.orders.load(SeqCst)
     }
 
-    /// Sets the state of a partition's reader. The state `Running` clears its problem.
+    /// Sets the state of a partition's reader. The state `Running` clears the partition's problem.
     pub fn stand(&self, partition: u32, state: State) {
         let before = {
             let mut partitions = self.partitions.lock();
@@ -194,8 +194,8 @@ impl Source {
         }
     }
 
-    /// Sets a partition's problem, which is shown until its reader runs again. Returns true if it
-    /// is new.
+    /// Sets a partition's problem, which is shown until the partition's reader runs again. Returns
+    /// true if the problem is new.
     pub fn note_trouble(&self, partition: u32, why: &str) -> bool {
         let text = match self.broker {
             Broker::Kafka => format!("partition {partition}: {why}"),
@@ -205,8 +205,8 @@ impl Source {
         before.is_none_or(|before| !before.ends_with(why))
     }
 
-    /// Sets the last permanent error, such as a gap. Later successes do not clear it. Returns true
-    /// if it is new.
+    /// Sets the last permanent error, such as a gap. Later successes do not clear the error.
+    /// Returns true if the error is new.
     pub fn note_error(&self, error: &str) -> bool {
         let mut last = self.last_error.lock();
         let is_new = *last != error;
@@ -216,7 +216,7 @@ impl Source {
         is_new
     }
 
-    /// Returns a current problem as one line. Returns the last error if there is none.
+    /// Returns a current problem as one line, or the last error if there is no problem.
     pub fn last_error(&self) -> String {
         let trouble = self.problems.lock().values().next().cloned();
         let text = trouble.unwrap_or_else(|| self.last_error.lock().clone());
@@ -240,7 +240,7 @@ impl Source {
         }
     }
 
-    /// Parses an offset.
+    /// Parses an offset, in the format of the broker's tools.
     pub fn read_offset(&self, text: &[u8]) -> Option<u128> {
         match self.broker {
             Broker::Redis => {
@@ -277,7 +277,7 @@ impl Ingests {
     }
 
     /// Calls `is` for the target of each event: an action or `space.field`. Returns the name of the
-    /// first source for which it returns true.
+    /// first source for which `is` returns true.
     pub fn source_for(&self, is: impl Fn(&str) -> bool) -> Option<&str> {
         let mut sources = self.sources.iter();
         let used = sources.find(|source| source.mapped.iter().any(|event| is(&event.target)));

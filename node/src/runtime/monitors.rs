@@ -1,4 +1,4 @@
-//! MONITOR. Without monitoring clients, a command costs one additional atomic load.
+//! Clients of MONITOR. Without monitoring clients, a command costs one additional atomic load.
 
 use crate::runtime::clients::{Client, MONITOR};
 use dataset::clock::unix_us;
@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Maximum shown length of an argument, in bytes.
+/// Maximum number of bytes of an argument that MONITOR shows.
 const SHOWN_BYTES: usize = 4096;
 
 /// Clients in MONITOR mode.
@@ -19,7 +19,7 @@ pub struct Monitors {
 }
 
 impl Monitors {
-    /// Adds a client.
+    /// Adds a client to the monitors.
     pub fn add(&self, client: &Arc<Client>) {
         let mut clients = self.clients.lock();
         client.flags.fetch_or(MONITOR, Relaxed);
@@ -27,7 +27,7 @@ impl Monitors {
         self.count.store(clients.len(), Relaxed);
     }
 
-    /// Removes a client.
+    /// Removes a client from the monitors.
     pub fn remove(&self, client: &Client) {
         let mut clients = self.clients.lock();
         client.flags.fetch_and(!MONITOR, Relaxed);

@@ -1,5 +1,5 @@
-//! Pauses of all requests, or of requests that may change data. CLIENT PAUSE, FAILOVER, a
-//! promotion, a hand-over of slots, and a shutdown begin them.
+//! Pauses of all requests, or of requests that may change data. A pause begins on CLIENT PAUSE,
+//! FAILOVER, a promotion, a hand-over of slots, or a shutdown.
 //!
 //! A paused connection leaves its input unread. No request is refused. Without a pause, an
 //! event-loop iteration costs one additional atomic load.
@@ -12,26 +12,26 @@ use tokio::sync::Notify;
 /// Extent of a pause.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Paused {
-    /// No requests.
+    /// No requests are paused.
     Nothing,
-    /// Requests that may change data.
+    /// Requests that may change data are paused.
     Changes,
-    /// Requests that may change data or have an effect on other nodes or clients.
+    /// Requests that may change data or have an effect on other nodes or clients are paused.
     Writes,
-    /// All requests.
+    /// All requests are paused.
     All,
 }
 
 /// Origin of a pause. Each origin ends only its own pause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
-    /// CLIENT PAUSE.
+    /// CLIENT PAUSE began the pause.
     Command,
-    /// A role change in progress.
+    /// A role change in progress began the pause.
     Role,
-    /// A shutdown that waits for replicas.
+    /// A shutdown that waits for replicas began the pause.
     Stop,
-    /// A hand-over of slots.
+    /// A hand-over of slots began the pause.
     Slots,
 }
 
@@ -57,7 +57,7 @@ impl Pause {
         self.change(|_| ())
     }
 
-    /// Changes the pauses, removes expired ones, and returns the current extent.
+    /// Changes the pauses, removes expired pauses, and returns the current extent.
     fn change(&self, change: impl FnOnce(&mut [Option<(Instant, Paused)>; 4])) -> Paused {
         let mut pauses = self.pauses.lock();
         change(&mut pauses);
@@ -71,7 +71,7 @@ impl Pause {
 
     /// Begins a pause until `end`. As in Redis, the later end and the wider extent of two pauses by
     /// the same origin apply. An event-loop iteration that does not see the pause began before this
-    /// returns. The caller can wait for such iterations.
+    /// function returns. The caller can wait for such iterations.
     pub fn begin(&self, by: By, kind: Paused, end: Instant) {
         let _ = self.now();
         self.change(|pauses| {
@@ -89,8 +89,8 @@ impl Pause {
     }
 
     /// Waits until the extent is smaller than at the time of the call. A client that waits for the
-    /// end of a FAILOVER must not be woken when another pause ends. Its request would be refused
-    /// during the role change.
+    /// end of a FAILOVER must not be woken when another pause ends. Otherwise its request would be
+    /// refused during the role change.
     pub async fn wait_until_eased(&self) {
         let was = self.now();
         loop {

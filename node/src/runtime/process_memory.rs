@@ -5,8 +5,8 @@ pub fn resident_bytes() -> u64 {
     kilobytes("/proc/self/status", "VmRSS")
 }
 
-/// Returns the value of a line of a /proc file in bytes; 0 if it is missing. The file has
-/// kilobytes.
+/// Returns the value of a line of a /proc file in bytes; 0 if the line is missing. The file
+/// contains kilobytes.
 pub fn kilobytes(file: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

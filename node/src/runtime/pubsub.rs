@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Maximum length of a channel's name, in bytes. With `MAX_PATTERN` it bounds the cost of a match.
+/// Maximum length of a channel's name, in bytes. Together with `MAX_PATTERN`, this limit bounds the
+/// cost of a match.
 pub const MAX_CHANNEL: usize = 4096;
 /// Maximum length of a pattern, in bytes.
 pub const MAX_PATTERN: usize = 256;
@@ -21,21 +22,21 @@ pub const MAX_PATTERN: usize = 256;
 /// Kind of a subscription.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A channel.
+    /// A subscription to a channel.
     Channel,
-    /// All channels that match a pattern.
+    /// A subscription to all channels that match a pattern.
     Pattern,
-    /// A shard channel (SPUBLISH), which has a separate namespace.
+    /// A subscription to a shard channel (SPUBLISH). Shard channels have a separate namespace.
     Shard,
 }
 
 impl Kind {
-    /// All kinds.
+    /// All kinds of subscriptions.
     pub const ALL: [Kind; 3] = [Kind::Channel, Kind::Pattern, Kind::Shard];
 }
 
 /// Estimated cost of a delivery to one subscriber, in nanoseconds. Each byte of the message adds
-/// one.
+/// one nanosecond.
 const PER_LISTENER: usize = 256;
 /// Estimated cost of comparing a byte of a channel with a byte of a pattern, in nanoseconds. A
 /// malicious pattern causes a comparison of every pair of bytes.
@@ -122,8 +123,8 @@ impl Channels {
 
     /// Sends a message to all subscribers. Returns the number of deliveries; a client with two
     /// matching subscriptions counts twice. A subscriber whose inbox would exceed `most` bytes is
-    /// disconnected. Takes time linear in [`Channels::effort`]. Locks the registry for at most
-    /// `MAX_LOCKED_COPY_BYTES` bytes at a time.
+    /// disconnected. The running time is linear in [`Channels::effort`]. The registry is locked for
+    /// at most `MAX_LOCKED_COPY_BYTES` bytes at a time.
     pub fn publish(&self, kind: Kind, channel: &[u8], message: &[u8], most: usize) -> usize {
         let word: &[u8] = if kind == Kind::Shard { b"smessage" } else { b"message" };
         let mut got = self.send(kind, channel, &[word, channel, message], most);
@@ -145,8 +146,8 @@ impl Channels {
         let at_once = (MAX_LOCKED_COPY_BYTES / length).max(1);
         let (mut got, mut written, mut from) = (0, Written::default(), 0);
         loop {
-            // Delivers under the lock, so that a client receives no message after a confirmed
-            // unsubscription.
+            // Deliver the message while holding the lock, so that a client receives no message
+            // after a confirmed unsubscription.
             let all = self.of(kind).read();
             let Some(listeners) = all.get(name) else { return got };
             let mut left = at_once;
@@ -160,7 +161,7 @@ impl Channels {
         }
     }
 
-    /// Returns the names with subscribers that match `pattern`, if given.
+    /// Returns the names that have subscribers and match `pattern`, if given.
     pub fn names(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Arc<[u8]>> {
         let all = self.of(kind).read();
         all.keys()

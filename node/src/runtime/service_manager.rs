@@ -1,5 +1,5 @@
-//! Notifications to the service manager (systemd, `Type=notify`). They have no effect unless
-//! `NOTIFY_SOCKET` is set.
+//! Notifications to the service manager (systemd, `Type=notify`). Without `NOTIFY_SOCKET` in the
+//! environment they have no effect.
 
 use sd_notify::NotifyState;
 
@@ -13,7 +13,7 @@ pub(crate) fn status(text: &str) {
     tell(&[NotifyState::Status(text)]);
 }
 
-/// Reports that the server is stopping. It may still wait for replicas.
+/// Reports that the server is stopping. The server may still wait for replicas.
 pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }

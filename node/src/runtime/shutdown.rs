@@ -1,5 +1,5 @@
-//! Shutdown signal of a server. A Unix signal, SHUTDOWN or a test triggers it, and all waiters are
-//! notified.
+//! Shutdown signal of a server. A Unix signal, SHUTDOWN or a test triggers the shutdown, and all
+//! waiters are notified.
 
 use super::tls::Socket;
 use parking_lot::{Condvar, Mutex};
@@ -20,7 +20,7 @@ struct Shared {
     stage: watch::Sender<Stage>,
     /// Wakes threads that sleep until there is work or the server stops.
     sleepers: (Mutex<()>, Condvar),
-    /// Handler of signals to stop.
+    /// Handler of signals that request a shutdown.
     leave: OnceLock<Box<Leave>>,
     reload: OnceLock<Box<Reload>>,
     /// Whether the server handles signals, because it owns its process.
@@ -29,7 +29,8 @@ struct Shared {
     warned: AtomicBool,
     /// Whether a stop waits for a snapshot.
     saves: AtomicBool,
-    /// Sockets of clients that sent SHUTDOWN. They stay open until the data folder is released.
+    /// Sockets of clients that sent SHUTDOWN. These sockets stay open until the data folder is
+    /// released.
     kept_open: Mutex<Vec<OwnedFd>>,
     /// Whether the data folder is released, so that such sockets close immediately.
     is_folder_free: AtomicBool,
@@ -37,15 +38,15 @@ struct Shared {
 }
 
 /// Period in which equal signals count as one request. `timeout`, shells and process managers
-/// signal a process and then its group, and wrappers forward ctrl-C.
+/// signal a process and then its group, and wrapper processes forward ctrl-C.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
     Runs,
-    /// Waits for its replicas until this time (`graceful_shutdown.rs`). The time also identifies
-    /// the wait.
+    /// The server waits for its replicas until this time (`graceful_shutdown.rs`). The time also
+    /// identifies the wait.
     Leaves(Instant),
     Stopped,
 }
@@ -70,14 +71,14 @@ impl Stop {
         Stop::default()
     }
 
-    /// Stops the server; idempotent.
+    /// Stops the server. Further calls have no effect.
     pub fn now(&self) {
         super::service_manager::stopping();
         self.0.stage.send_replace(Stage::Stopped);
         self.wake_sleepers();
     }
 
-    /// Sleeps for `at_most` or until the server stops. For threads without a runtime.
+    /// Sleeps for `at_most` or until the server stops. Used by threads without a runtime.
     pub fn sleep(&self, at_most: Duration) {
         let (lock, woken) = &self.0.sleepers;
         let mut guard = lock.lock();
@@ -97,7 +98,7 @@ impl Stop {
 
     fn wake_sleepers(&self) {
         let (lock, woken) = &self.0.sleepers;
-        // Locking ensures that a thread that read the old stage is already waiting.
+        // Taking the lock ensures that a thread that read the old stage is already waiting.
         drop(lock.lock());
         woken.notify_all();
     }
@@ -124,7 +125,7 @@ impl Stop {
 
     /// Waits until the server is stopped.
     pub async fn wait(&self) {
-        // Cannot fail, because `self` holds the sender.
+        // The wait cannot fail, because `self` holds the sender.
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage == Stage::Stopped).await;
     }
 
@@ -134,12 +135,12 @@ impl Stop {
         self.0.warned.store(true, Relaxed);
     }
 
-    /// Starts the wait for a snapshot. Returns false if a stop waits for one already.
+    /// Starts the wait for a snapshot. Returns false if a shutdown already waits for a snapshot.
     pub fn begin_save(&self) -> bool {
         !self.0.saves.swap(true, Relaxed)
     }
 
-    /// Ends the wait for a snapshot. Returns false if there is none.
+    /// Ends the wait for a snapshot. Returns false if no shutdown waits for a snapshot.
     pub fn end_save(&self) -> bool {
         !self.is_stopped() && self.0.saves.swap(false, Relaxed)
     }
@@ -148,7 +149,7 @@ impl Stop {
         self.0.warned.load(Relaxed)
     }
 
-    /// Cancels a refused stop. Returns false if there is none.
+    /// Cancels a refused shutdown. Returns false if no shutdown was refused.
     pub(crate) fn forget_warning(&self) -> bool {
         !self.is_stopped() && self.0.warned.swap(false, Relaxed)
     }
@@ -186,8 +187,8 @@ impl Stop {
         is_over
     }
 
-    /// Cancels the wait for replicas. `ended` is called before another stop can begin. Returns
-    /// false if there is none.
+    /// Cancels the wait for replicas. `ended` is called before another shutdown can begin. Returns
+    /// false if the server is not waiting for replicas.
     pub(crate) fn stay(&self, ended: impl FnOnce()) -> bool {
         self.change(|stage| matches!(stage, Stage::Leaves(_)), Stage::Runs, ended)
     }
@@ -203,13 +204,14 @@ impl Stop {
         })
     }
 
-    /// Waits until the wait identified by `until` ends, by a stop or a cancellation.
+    /// Waits until the wait identified by `until` ends, by a shutdown or a cancellation.
     pub async fn waited(&self, until: Instant) {
-        // Cannot fail, because `self` holds the sender.
+        // The wait cannot fail, because `self` holds the sender.
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage != Stage::Leaves(until)).await;
     }
 
-    /// Sets the handler of signals to stop. It returns false if the server must stop immediately.
+    /// Sets the handler of signals to stop. The handler returns false if the server must stop
+    /// immediately.
     pub fn on_signal(&self, leave: impl Fn(&str) -> bool + Send + Sync + 'static) {
         // Only the first handler is kept.
         let _ = self.0.leave.set(Box::new(leave));
@@ -220,8 +222,8 @@ impl Stop {
         let _ = self.0.reload.set(Box::new(reload));
     }
 
-    /// Handles the process's signals (`Act`). By default most of them would end the process and
-    /// lose the writes of the last second.
+    /// Handles the process's signals (`Act`). Most of them would otherwise end the process and lose
+    /// the writes of the last second.
     ///
     /// Signals to stop trigger a graceful shutdown. A SIGINT during the wait for replicas stops the
     /// server immediately. As in Redis, another SIGINT exits a process whose shutdown hangs.
@@ -280,19 +282,19 @@ impl Stop {
 
 #[derive(Clone, Copy)]
 enum Act {
-    /// Stops gracefully.
+    /// The signal stops the server gracefully.
     Stop,
     Reload,
-    /// Writes a log line.
+    /// The server only logs the signal.
     Say,
-    /// Does nothing. Even a log line could cause the same signal again.
+    /// The server ignores the signal. Even a log line could cause the same signal again.
     Ignore,
 }
 
 /// All signals that end a process by default and that are sent by another process, a terminal or a
 /// system limit. The other fatal signals indicate a bug (SIGSEGV, SIGABRT, ...). Rust's runtime
-/// ignores SIGPIPE. With SIGXFSZ ignored, a write beyond the file-size limit fails as on a full
-/// disk.
+/// ignores SIGPIPE. If SIGXFSZ is ignored, a write beyond the file-size limit fails like a write to
+/// a full disk.
 const SIGNALS: &[(Signal, &str, Act)] = &[
     (Signal::INT, "SIGINT", Act::Stop),
     (Signal::TERM, "SIGTERM", Act::Stop),

@@ -1,8 +1,9 @@
-//! SLOWLOG entries, and LATENCY's history of events.
+//! Entries of SLOWLOG, and the history of events for LATENCY.
 //!
-//! The dispatcher records commands that exceeded a threshold. These are rare, so a lock suffices.
-//! It times commands that do not take constant time, and commands with many arguments. It times all
-//! commands while LATENCY has a threshold or SLOWLOG's is below `COARSE_US`.
+//! The dispatcher records commands that exceeded a threshold. Such commands are rare, so a lock
+//! suffices. The dispatcher times commands that do not take constant time, and commands with many
+//! arguments. The dispatcher times all commands while LATENCY has a threshold or SLOWLOG's
+//! threshold is below `COARSE_US`.
 
 use crate::config::Server;
 use crate::runtime::clients::Client;
@@ -12,10 +13,10 @@ use resp::Args;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Minimum threshold in microseconds that constant-time commands cannot exceed, so that they need
-/// not be timed.
+/// Threshold in microseconds that constant-time commands cannot exceed. At this threshold or above,
+/// they need not be timed.
 pub(crate) const COARSE_US: i64 = 10_000;
-/// Number of arguments above which a command is timed even if each takes constant time.
+/// Number of arguments above which a command is timed even if it takes constant time per argument.
 pub const MANY_ARGS: usize = 64;
 /// Maximum number of arguments in an entry and bytes of each argument, as in Redis.
 const KEPT_ARGS: usize = 32;
@@ -33,11 +34,11 @@ pub fn times_all(server: &Server) -> bool {
 pub struct Entry {
     /// Number of the entry. SLOWLOG RESET does not reset the numbering.
     pub id: u64,
-    /// Time in seconds since 1970.
+    /// Time of the command, in seconds since 1970.
     pub at_s: u64,
-    /// Duration in microseconds.
+    /// Duration of the command, in microseconds.
     pub took_us: u64,
-    /// Arguments; long ones are truncated.
+    /// Arguments of the command; long arguments are truncated.
     pub args: Vec<Vec<u8>>,
     /// Address of the client.
     pub peer: String,

@@ -1,7 +1,8 @@
-//! TLS by rustls, for the TLS port and for outgoing connections.
+//! TLS with the library rustls, for the TLS port and for outgoing connections.
 //!
 //! Certificates are loaded at startup, on SIGHUP, and when CONFIG SET changes a key of `[tls]`.
-//! Only new connections use reloaded certificates. If loading fails, the old ones remain in use.
+//! Only new connections use reloaded certificates. If loading fails, the old certificates remain in
+//! use.
 
 use crate::config::{AuthClients, Tls as Settings};
 use arc_swap::ArcSwapOption;
@@ -22,7 +23,7 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore, ServerConfig, crypto::ring};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Error of a replication link with TLS but without trusted authorities.
+/// Error of a replication link that uses TLS but has no trusted authorities.
 const NO_AUTHORITIES: &str = "tls.ca_file is empty, but replication.tls = true needs it: set it to \
     a PEM file with the CA certificates that sign the master's certificate";
 
@@ -36,7 +37,8 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Loads the certificates named by the settings. An error changes nothing.
+    /// Loads the certificates named by the settings. After an error the old certificates stay in
+    /// use.
     pub fn configure(&self, settings: &Settings) -> Result<(), String> {
         let server =
             if settings.port == 0 { None } else { Some(Arc::new(server_config(settings)?)) };
@@ -77,8 +79,8 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// Names of the settings or options with PEM files, for errors. Command-line options and the
-/// configuration use different names.
+/// Names of the settings or options that contain PEM files, for errors. Command-line options and
+/// the configuration use different names.
 pub(crate) struct Names {
     pub(crate) cert_file: &'static str,
     pub(crate) key_file: &'static str,
@@ -248,7 +250,7 @@ impl Socket {
         stream.as_fd().try_clone_to_owned().ok()
     }
 
-    /// Whether the peer has closed its side. Unread input may remain.
+    /// Whether the peer has closed its side of the connection. Unread input may remain.
     pub fn is_left(&self, cx: &mut Context<'_>) -> bool {
         let stream = match self {
             Socket::Plain(stream) => stream,

@@ -46,8 +46,8 @@ pub(crate) fn is_name(text: &str) -> bool {
 }
 
 /// Parses `2026-11-25T03:06:19Z` to milliseconds since 1970. A space may replace the T. The seconds
-/// are optional and may have a fraction. An offset (`+02:00`) may replace the Z. Without both, the
-/// time is UTC.
+/// are optional and may have a fraction. An offset (`+02:00`) may replace the Z. A time with
+/// neither is UTC.
 pub fn parse(text: &str) -> Option<u64> {
     let text = text.trim();
     let (date, rest) = text.split_at_checked(10)?;

@@ -26,7 +26,7 @@ enum Next {
     End,
 }
 
-/// Decodes one table from pieces of any size; see the head of `codec`.
+/// Decodes one table from pieces of any size. See the module documentation of `codec`.
 pub struct TableDecoder {
     seed: Seed,
     limit_bytes: u64,
@@ -57,7 +57,7 @@ impl TableDecoder {
         }
     }
 
-    /// Disables checksums, which would stop nearly all fuzzed input.
+    /// Disables checksums, which would reject nearly all fuzzed input.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn without_checksums(mut self) -> TableDecoder {
         self.verify = false;
@@ -168,7 +168,7 @@ impl TableDecoder {
         Ok(())
     }
 
-    /// Returns the table, if it is complete.
+    /// Returns the table. Fails if the input is incomplete.
     pub fn finish(self) -> Result<StoredTable, DecodeError> {
         let Some(header) = self.header.as_ref().filter(|_| self.next == Next::End) else {
             return Err(self.corrupt("unexpected end"));
@@ -184,8 +184,8 @@ impl TableDecoder {
             // D4: derive the number of pairs from the number of set bits.
             let counted = filter.sizing().pairs_of(filter.ones(), filter.pages());
             let slack = uncertainty(counted);
-            // A filter may exceed its capacity: replay may order late pairs differently. The table
-            // then reports its higher rate.
+            // Replay may insert late pairs in a different order, so a filter may exceed its
+            // capacity. The table then reports a higher rate.
             let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
             links.push(ChainedFilter::new(filter, pairs));
         }

@@ -18,8 +18,8 @@ const HEAD_FIXED: usize = 40;
 const OUTLIER_PAIR_BYTES: usize = 24;
 
 impl Space {
-    /// Encodes the state outside of tables: the frontier and the outliers. Call it before encoding
-    /// the tables, so that a pair that moves into a table during the snapshot is in both.
+    /// Encodes the frontier and the outliers, which are not part of any table. Call this before
+    /// encoding the tables: a pair that moves into a table during the snapshot is then in both.
     pub fn encode_head(&self) -> Vec<u8> {
         let (frontier, seed) = (&self.frontier, self.seed);
         let ranges = Range::encode(&frontier.ranges());
@@ -60,13 +60,12 @@ impl Space {
     }
 
     /// Restores a space from [`Space::encode_head`], [`Space::encode_table`] and [`Space::layout`],
-    /// called in this order. The caller then replays the log, which decides where tables begin
-    /// until [`Space::lead`].
+    /// called in this order. The caller then replays the log. The log determines where tables
+    /// begin, until the caller calls [`Space::lead`].
     ///
     /// `tables` may be newer than `head` and `layout`, and may be incomplete. Uncovered ids get an
-    /// empty table, whose pairs come from the log. The decision which tables were recycled comes
-    /// only from `layout` and the log. An empty `layout` means that the log begins at the creation
-    /// of the space.
+    /// empty table, whose pairs come from the log. Only `layout` and the log determine which tables
+    /// were recycled. An empty `layout` means that the log begins at the creation of the space.
     pub fn restore(
         options: Options,
         head: &[u8],
@@ -164,7 +163,7 @@ fn without_gaps(
     if let Some(end) = end {
         whole.push(empty(end, pages)?);
     }
-    // The newest table must accept new pairs.
+    // The newest table must be in memory, because it receives new pairs.
     let is_open = whole.last().is_some_and(|newest| newest.table.cold().is_none());
     is_open.then_some(whole).ok_or(DecodeError::NoRing)
 }

@@ -175,7 +175,7 @@ fn damage_is_found_and_named() {
         assert!(Space::restore(options(), &damaged, &[], vec![]).is_err());
         assert!(Space::restore(options(), &head[..at], &[], vec![]).is_err());
     }
-    // Since the snapshot, all its tables may have been spilled and recycled.
+    // After the snapshot was taken, all of its tables may have been spilled and recycled.
     let none_left = Space::restore(options(), &head, &[], vec![]).unwrap();
     assert_eq!(none_left.horizon(), 0);
     // In the log, the pairs written during the snapshot precede the layout.

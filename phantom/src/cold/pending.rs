@@ -1,5 +1,5 @@
-//! Data of a cold table besides its pages. A note ([`Note`]) is stored with the pages; a snapshot
-//! stores what changed since then ([`Late`]).
+//! Data of a cold table in addition to its pages. A note ([`Note`]) is stored with the pages. A
+//! snapshot stores the changes made since then ([`Late`]).
 
 use super::Rewrite;
 use crate::bytes::u64_at;
@@ -19,8 +19,8 @@ const NOTE_MAGIC: &[u8; 8] = b"TMPHCLD\x01";
 const HASHES_PER_BLOCK: usize = 4096;
 
 impl Rewrite {
-    /// Returns the note ([`Note`]) for the pages, with the currently deleted pairs. Call it after
-    /// the last page.
+    /// Returns the note ([`Note`]) to store with the pages, including the currently deleted pairs.
+    /// Call this after the last page was written.
     pub fn note(&self) -> Vec<u8> {
         let mut revoked = vec![];
         self.table.revoked.for_each(|hash| revoked.push(hash));
@@ -98,8 +98,8 @@ impl Note {
         &self.chain
     }
 
-    /// Returns a table whose filters are in `below`. `late` comes from a snapshot and applies only
-    /// if it refers to the same pages. `is_later` means that the pages are newer than the
+    /// Returns a table whose filters are read through `below`. `late` comes from a snapshot and
+    /// applies only if it refers to the same pages. If `is_later`, the pages are newer than the
     /// snapshot's head, so they contain all outliers of their ids.
     pub fn table(
         self,
@@ -123,7 +123,8 @@ impl Note {
     }
 }
 
-/// State of a cold table in a snapshot: pairs that its pages and note do not contain.
+/// Part of a cold table's state that is stored in a snapshot: the pairs that the table's pages and
+/// note do not contain.
 #[derive(Default)]
 pub struct Late {
     /// Identity of the backend; 0 if the table was in memory and is in the snapshot itself.
@@ -159,8 +160,8 @@ impl Space {
             for (kind, set) in [(0u64, &cold.late), (1, &*entry.table().revoked)] {
                 let mut hashes = vec![];
                 set.for_each(|hash| hashes.push(hash));
-                // Write at least one piece, even an empty one: an empty set differs from a missing
-                // one.
+                // Write at least one piece even for an empty set, because an empty set differs from
+                // a missing one.
                 for hashes in
                     hashes.chunks(HASHES_PER_BLOCK).chain(hashes.is_empty().then_some(&[][..]))
                 {

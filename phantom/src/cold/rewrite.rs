@@ -1,5 +1,5 @@
-//! Writes a table to disk page by page: a spill of a table in memory, or a merge of late pairs into
-//! a cold table.
+//! Writes a table to disk page by page. A rewrite either spills a table in memory, or merges late
+//! pairs into a cold table.
 
 use crate::Error;
 use crate::filter::{Filter, PAGE_BYTES};
@@ -46,7 +46,7 @@ impl Rewrite {
         self.contents.late.len()
     }
 
-    /// Fills `page` with the next page; returns `false` after the last one. `read` reads a page of
+    /// Fills `page` with the next page. Returns `false` after the last page. `read` reads a page of
     /// the existing file.
     pub fn next<E>(
         &mut self,
@@ -153,16 +153,17 @@ impl Space {
         let _alone = self.merging.lock();
         let lower = ColdSource::Disk(below, Arc::new(rewrite.contents.chain));
         let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
-        // C1.
+        // C1: the new lower filters already contain these pairs.
         cold.forget_late(&rewrite.contents.late);
-        // Readers may still use the table; the pool reuses its memory after the last one.
+        // Readers may still use the table. The pool reuses its memory after the last reader has
+        // released it.
         let retire = |lower: &ColdSource| match lower {
             ColdSource::Memory(table) => self.filter_pool.retire(table.clone()),
             ColdSource::Disk(..) => {}
         };
         retire(&old);
         if !Arc::ptr_eq(&old, &rewrite.contents.lower) {
-            // This was a rebuild.
+            // The rewrite was a rebuild.
             rewrite.table.set_outdated(false);
             retire(&rewrite.contents.lower);
         }

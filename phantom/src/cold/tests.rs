@@ -54,7 +54,7 @@ impl ColdBackend for Stored {
 }
 
 impl Shelf {
-    /// Spills or merges the table at `low`. `midway` runs after half of the pages.
+    /// Spills or merges the table at `low`. Calls `midway` after half of the pages are written.
     pub(crate) fn write(&self, space: &Space, low: u64, midway: impl FnOnce()) {
         let rewrite = space.begin_rewrite(low).unwrap().unwrap();
         self.take(space, rewrite, midway);
@@ -134,7 +134,8 @@ fn member(n: u64) -> Member<'static> {
     Member::Number(n)
 }
 
-/// Returns a space with one closed table: `n` ids from 100 on with one viewer each.
+/// Returns a space with one closed table: `n` consecutive ids starting at 100, with one viewer
+/// each.
 fn filled(rate: f64, n: u64) -> Space {
     filled_as(options(rate), n)
 }
@@ -166,7 +167,8 @@ fn verify(space: &Space, truth: &Truth, what: &str) {
     }
 }
 
-/// Checks P1 and P2 with all old tables cold, through late pairs, deletions, merges and restarts.
+/// Checks that cold tables lose no pair (P1) and meet the false-positive rate (P2), through late
+/// pairs, deletions, merges and restarts.
 #[test]
 fn pairs_of_tables_elsewhere_are_found_and_changed() {
     for seed in 0..3 {
@@ -262,7 +264,8 @@ fn pairs_of_tables_elsewhere_are_found_and_changed() {
     }
 }
 
-/// A lookup in a cold table reads one page per filter; none if the pair is late or deleted.
+/// A lookup in a cold table reads one page per filter. A lookup of a late or deleted pair reads no
+/// page.
 #[test]
 fn a_check_reads_one_page_of_each_filter() {
     let (shelf, space) = (Shelf::default(), filled(0.0001, 700));
@@ -306,8 +309,8 @@ fn a_check_reads_one_page_of_each_filter() {
     assert_eq!(space.late().0, 0);
 }
 
-/// Checks P2 of a cold table through many merges: by page counts, by unset pairs and by its own
-/// count.
+/// Checks that a cold table meets its false-positive rate (P2) after many merges. Compares the pair
+/// count of each filter with its capacity, and looks up unset pairs.
 #[test]
 fn merging_again_and_again_keeps_the_rate() {
     for (rate, seed) in [(0.01, 1), (0.001, 2)] {
@@ -347,8 +350,8 @@ fn merging_again_and_again_keeps_the_rate() {
         assert_eq!(space.late().0, 0);
         let chain = shelf.tables.lock()[&0].chain.clone();
         assert!(viewer > 25_000 && most_links > 3, "{viewer} pairs in {most_links} filters");
-        // The chain on disk may have one filter more than in memory, because only its last filter
-        // may be nearly empty.
+        // The chain on disk may have one filter more than a chain in memory, because only the last
+        // filter of a chain may be nearly empty.
         let memory =
             Table::new(rate, Filter::new(Table::first_sizing(rate), chain.first_pages()).unwrap());
         (0..viewer)
@@ -420,7 +423,8 @@ fn what_cannot_be_read_is_not_taken_for_a_no() {
 }
 
 /// While the host does not spill, the ring stops rolling and the newest table grows. At the memory
-/// limit writes fail; after a spill they succeed again. Late pairs behave in the same way.
+/// limit writes fail; after a spill they succeed again. The limit on late pairs behaves in the same
+/// way.
 #[test]
 fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
     let (shelf, space) = (Shelf::default(), Space::new(options(0.01)).unwrap());
@@ -446,7 +450,7 @@ fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
         shelf.write(&space, low, || ());
         while space.maintain() {}
     }
-    // Not the newest id: its table is closed and still full.
+    // This id is not in the newest table. Its table is closed and still full.
     assert_eq!(space.add(1001 + n / 50, &member(n)).unwrap(), Change::Changed);
     assert!(all(&space));
     let mut late = 0;
@@ -534,7 +538,7 @@ fn version_1_is_written() {
     (0..40).for_each(|n| assert_eq!(space.remove(100 + n, &member(n)).unwrap(), Change::Changed));
     shelf.write(&space, 0, || ());
     let stored = shelf.tables.lock()[&0].clone();
-    // Excludes the deleted pairs, whose order is not defined.
+    // Compares only the header, because the order of the deleted pairs in the note is not defined.
     let head = &stored.note[..Header::BYTES + 8];
     assert_eq!(stored.note.len(), head.len() + 40 * 16 + CHECKSUM_BYTES);
     assert_eq!(
@@ -543,8 +547,8 @@ fn version_1_is_written() {
     );
 }
 
-/// Runs readers and writers concurrently with spills and merges. Readers find every set pair; of
-/// two writers of a pair one gets `Changed`.
+/// Runs readers and writers concurrently with spills and merges. Readers find every set pair. If
+/// two writers set the same pair, one gets `Changed`.
 #[test]
 fn requests_do_not_wait_for_a_spill_and_miss_nothing() {
     const IDS: u64 = 900;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 struct List(Mutex<BTreeSet<(u64, u64)>>);
 
 impl List {
-    /// Returns up to 50 pairs of a range after `after`.
+    /// Returns up to 50 pairs with ids in this range that follow `after`.
     fn some(&self, (low, last): (u64, u64), after: Option<(u64, u64)>) -> Vec<(u64, u64)> {
         let list = self.0.lock();
         let from = after.map_or(Unbounded, Excluded);
@@ -38,7 +38,8 @@ fn options(rate: f64) -> Options {
     Options { false_positive_rate: rate, pairs_per_table: 8000, seed: 5, spill: true, ..bounds }
 }
 
-/// Sets the pair even after a false positive: the list is authoritative.
+/// Sets the pair in the list and in the space. The list contains the pair even if a false positive
+/// suppresses the change in the space.
 fn set(space: &Space, list: &List, id: u64, viewer: u64) {
     space.add(id, &Member::Number(viewer)).unwrap();
     list.0.lock().insert((id, viewer));
@@ -49,7 +50,7 @@ fn unset(space: &Space, list: &List, id: u64, viewer: u64) {
     _ = space.remove_with(id, &Member::Number(viewer), remove);
 }
 
-/// Forgets an id in the host's order: the list first (R6). Returns its pairs.
+/// Forgets an id and returns its pairs. Removes them from the list first, as the host does (R6).
 fn forget(space: &Space, list: &List, id: u64) -> Vec<(u64, u64)> {
     let mut pairs = vec![];
     space.forget_with(id, || {
@@ -123,8 +124,8 @@ fn rebuild_begins_behind_moves_of_outliers() {
     assert!(begins.recv().is_ok(), "it starts after the change");
 }
 
-/// R6: ids are forgotten before a rebuild, between the reading of the list and the put, and after
-/// the put. Some are liked again.
+/// R6: ids are forgotten before a rebuild, between the read of the list and the put, and after the
+/// put. Some of these ids are liked again.
 #[test]
 fn forgotten_pairs_stay_forgotten_after_a_rebuild() {
     let (space, list) = (Space::new(options(1e-7)).unwrap(), List::default());
@@ -150,16 +151,17 @@ fn forgotten_pairs_stay_forgotten_after_a_rebuild() {
     assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)), "a pair is lost");
 }
 
-/// Checks P1 while all tables are rebuilt repeatedly for different rates, concurrently with two
-/// writers that track their pairs, each for its own ids, and forget ids (R6). The writers add at
-/// most 2,000 ids per rebuild, so that the size of the space does not depend on the machine's
-/// speed.
+/// Checks that no set pair is lost (P1) while all tables are rebuilt repeatedly for different
+/// rates. Two writers concurrently set pairs and forget ids (R6), each for its own ids, and track
+/// the expected state. The writers add at most 2,000 ids per rebuild, so that the size of the space
+/// does not depend on the machine's speed.
 #[test]
 fn concurrent_rebuilds_keep_set_pairs_and_forget_others() {
     const WRITERS: u64 = 2;
     let forgotten = Mutex::new(BTreeSet::new());
     let (space, list) = (Space::new(options(0.05)).unwrap(), List::default());
-    // Writers hold the read lock; the host acquires the write lock to wait for them.
+    // Each writer holds the read lock during a write. The host acquires the write lock to wait for
+    // the writers.
     let (inside, is_over, rounds) = (RwLock::new(()), AtomicBool::new(false), AtomicU64::new(0));
     let write = |number: u64| {
         let mut rng = fastrand::Rng::with_seed(number);
@@ -226,8 +228,8 @@ fn concurrent_rebuilds_keep_set_pairs_and_forget_others() {
     assert!(wrong < gone.len() / 30, "{wrong} of {} at a rate of 1 %", gone.len());
 }
 
-/// After all tables are rebuilt, and after a restart, the new rate is met. The rebuild removes
-/// deleted pairs from the set of deleted pairs.
+/// After all tables are rebuilt, the space meets the new rate, also after a restart. A rebuild also
+/// removes deleted pairs from the exact set.
 #[test]
 fn tables_have_the_other_rate_then() {
     let (space, list) = (Space::new(options(0.05)).unwrap(), List::default());
@@ -355,7 +357,7 @@ fn a_table_elsewhere_is_built_anew() {
     shelf.take(&space, written.rewrite, || {});
     assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)));
     assert_eq!(space.to_rebuild().len(), 1);
-    // A rebuild of a table that spills must start over.
+    // If the table is spilled during its rebuild, the rebuild must start over.
     let low = space.to_rebuild()[0];
     (0..300).for_each(|n| set(&space, &list, 5000 + n, n));
     let rebuild = space.begin_rebuild(low).unwrap().unwrap();

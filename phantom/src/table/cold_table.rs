@@ -8,7 +8,7 @@ use crate::hash::Pair;
 use crate::sizing::Sizing;
 use rolling::Unreadable;
 
-/// Reads the filters of one table. May be called from any thread.
+/// Backend that reads the filters of one table. Its methods may be called from any thread.
 pub trait ColdBackend: Send + Sync {
     /// Returns whether a filter has all bits of the pair. May block on a disk read.
     fn has(&self, pair: &Pair) -> Result<bool, Unreadable>;

@@ -5,10 +5,10 @@
 //!   [ C pairs ]  ->  [ C/8 ]      ->  [ C/4 ]     -> ...    { exact }
 //! ```
 //!
-//! A table normally has one filter. The table closes early enough to leave room for late pairs, as
-//! estimated from earlier tables. If late pairs exceed that room, the table appends an extension
-//! filter. The rates of all filters add up to at most the configured rate (`sizing`). New pairs go
-//! to the first filter with room.
+//! A table normally has one filter. The table closes early enough to leave room for late pairs. The
+//! expected number of late pairs is estimated from earlier tables. If late pairs exceed that room,
+//! the table appends an extension filter. The rates of all filters add up to at most the configured
+//! rate (`sizing`). New pairs go to the first filter with room.
 //!
 //! The filters of an old table may be on disk ([`Cold`]). In that case `first` is an empty page.
 //!
@@ -33,7 +33,7 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, OnceLock};
 
-/// Maximum number of filters in a chain. The last one has 2,048 times the capacity of the first.
+/// Maximum number of filters in a chain. The last filter has 2,048 times the capacity of the first.
 pub(crate) const LINKS: usize = 16;
 
 #[repr(C)]
@@ -67,8 +67,8 @@ pub(crate) enum State {
     DeletedPairs,
 }
 
-/// Table of one id range. The first two fields share a cache line. A lookup needs no other fields,
-/// and a page request touches the tables of all its ids.
+/// Table of one id range. The first two fields share a cache line, and a lookup needs only these
+/// two. This matters because a page request accesses the tables of all its ids.
 #[repr(C, align(64))]
 pub(crate) struct Table {
     last: AtomicUsize,
@@ -85,11 +85,11 @@ pub(crate) struct Table {
     /// Number of pairs at which the table closes.
     roll_at: AtomicU64,
     pub(crate) canaries: Mutex<FpEstimator>,
-    /// Index of the first filter that may have room; all earlier ones are full.
+    /// Index of the first filter that may have room; all earlier filters are full.
     filling: AtomicUsize,
     /// Number of changes that did not alter the number of pairs.
     touched: AtomicU64,
-    /// Table that will replace this one (`rebuild`), with a flag for a cheap test.
+    /// Table that will replace this table (`rebuild`). The next field is a flag for a cheap test.
     successor: RwLock<Option<Arc<Table>>>,
     has_successor: AtomicBool,
     /// Whether the table must be rebuilt regardless of its rate.
@@ -137,7 +137,7 @@ impl Table {
         Table { revoked: other.revoked.clone(), ..Table::new(rate, first) }
     }
 
-    /// Returns a table whose filters are on disk. `empty` has one page.
+    /// Returns a table whose filters are on disk. `empty` is a filter of one page.
     pub(crate) fn cold_table(
         rate: f64,
         empty: Filter,
@@ -206,7 +206,7 @@ impl Table {
         self.touched.fetch_add(1, Relaxed);
     }
 
-    /// Version number; every change raises it.
+    /// Version number of the table. Every change raises the version.
     pub(crate) fn version(&self) -> u64 {
         self.pairs() + self.touched.load(Relaxed)
     }
@@ -261,7 +261,7 @@ impl Table {
             && self.successor.read().as_ref().is_some_and(|next| !next.has_in_memory(pair))
     }
 
-    /// Sets a pair without requiring its stripe.
+    /// Sets a pair. The caller need not hold the pair's stripe.
     pub(crate) fn put(&self, pair: &Pair) -> Result<(), Error> {
         if !self.has_in_memory(pair) {
             Table::set(self.room(|_| true)?, pair);
@@ -308,7 +308,8 @@ impl Table {
         self.roll_at.load(Relaxed)
     }
 
-    /// Whether an open table has enough pairs to close, in the first filter or in the whole chain.
+    /// Whether an open table has enough pairs to be closed, counting either the first filter or the
+    /// whole chain.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         let roll_at = self.roll_at.load(Relaxed);
@@ -319,7 +320,7 @@ impl Table {
     pub(crate) fn filter_bytes(&self) -> usize {
         match self.cold() {
             None => self.links().map(|link| link.filter.size_bytes()).sum(),
-            // The filter of a cold table is one untouched page.
+            // The first filter of a cold table is a single untouched page, which does not count.
             Some(cold) => cold.memory().map_or(0, |table| table.filter_bytes()),
         }
     }
@@ -340,7 +341,7 @@ impl Table {
         self.found(self.filters_contain(pair, probe), pair)
     }
 
-    /// Returns the state of a pair. `found`: whether a filter of the table contains the pair.
+    /// Returns the state of a pair. `found` is true if a filter of the table contains the pair.
     #[inline]
     pub(crate) fn found(&self, found: bool, pair: &Pair) -> State {
         match found {
@@ -487,8 +488,8 @@ pub(crate) enum ColdSource {
 impl ColdSource {
     pub(crate) fn chain(&self) -> Arc<Chain> {
         match self {
-            // Computed on each call: writers that were active when the table froze may have added
-            // pairs.
+            // Compute the chain on each call, because writers that were active when the table was
+            // frozen may have added pairs.
             ColdSource::Memory(table) => Arc::new(table.layout_of_filters()),
             ColdSource::Disk(_, chain) => chain.clone(),
         }
@@ -576,7 +577,7 @@ impl Cold {
         }
     }
 
-    /// Whether the pair is set or deleted.
+    /// Whether the filters or the late pairs contain the pair, or the pair was deleted.
     #[cold]
     pub(crate) fn seems_set(
         &self,
@@ -629,15 +630,16 @@ mod tests {
                 "T1"
             );
             let measured = table.probe(Seed::new(9), 1, 1_000_000).rate().unwrap();
-            // Four pages are a small sample, so the slack is wide.
+            // Four pages are a small sample, so the tolerance is wide.
             let slack = 1.0 + 4.0 / (rate * 1e6).sqrt() + 0.05;
             assert!(measured <= rate * slack, "measured {measured}, configured {rate}");
             assert!(table.expected_rate() <= rate);
         }
     }
 
-    /// A filter skips pairs that it already reports as set. If the capacity ignored this, a full
-    /// table would have more bits set than its count implies, and the decoder would reject it.
+    /// A filter skips pairs that it already reports as set. If the capacity ignored this effect, a
+    /// full table would have more bits set than its pair count implies, and the decoder would
+    /// reject the table.
     #[test]
     fn a_full_table_is_as_full_as_its_count_says() {
         for (rate, pages) in [(0.25, 100), (0.05, 100)] {

@@ -1,8 +1,8 @@
 //! Pages of a table's filters plus its late pairs: the input of a rewrite.
 //!
-//! Late pairs fill the filters of the chain in order. Their hashes select the filter, so that late
-//! pairs spread evenly over the pages. The chain grows as needed; only its last filter may have
-//! room left.
+//! Late pairs fill the filters of the chain in order. The hash of a late pair selects its filter,
+//! so that late pairs spread evenly over the pages. The chain grows as needed; only its last filter
+//! may have room left.
 
 use crate::filter::{PAGE_BYTES, page_has, page_of, page_set};
 use crate::hash::{Pair, mix};
@@ -60,15 +60,15 @@ impl RewriteContents {
 
     /// Returns the late pairs that no filter contains. Replay delivers pairs that the filters
     /// already contain. Without this check, every restart would enlarge the chain. A single filter
-    /// with room needs no check, because the rewrite skips existing pairs. For several filters this
-    /// reads each affected page once, in order.
+    /// with enough room needs no check, because the rewrite skips existing pairs. With several
+    /// filters, this function reads each affected page once, in order.
     fn fresh(&self) -> Result<Vec<u128>, Unreadable> {
         let mut fresh = self.late.clone();
         let ColdSource::Disk(below, chain) = &*self.lower else { return Ok(fresh) };
         if chain.links() == 1 && fresh.len() as u64 <= self.room(0) {
             return Ok(fresh);
         }
-        // Order of hashes equals order of pages in every filter.
+        // Sorting by hash also sorts by page number, in every filter.
         fresh.sort_unstable();
         for (link, part) in chain.parts.iter().enumerate() {
             let mut pages = Pages::new(&**below, part);

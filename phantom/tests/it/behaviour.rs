@@ -148,8 +148,8 @@ fn absurd_ids_leave_other_ids_as_they_are() {
     assert_eq!(contains(&space, u64::MAX, 1000), Answer::No);
 }
 
-/// Pairs of one id do not affect the tables of other ids. They extend the id's own table up to the
-/// memory limit, where writes start to fail.
+/// Pairs of one id do not affect the tables of other ids. These pairs extend the id's own table. At
+/// the memory limit, further writes fail.
 #[test]
 fn one_id_moves_no_horizon() {
     let options = Options {
@@ -259,7 +259,7 @@ fn memory_grows_by_table() {
             most = most.max(space.memory_bytes() as f64 / i as f64);
         }
     }
-    // A table is twice as large as its predecessor, and the next one may be prepared: at most about
+    // Tables double in size, and the next table may already be allocated. The maximum is about
     // seven times 20 bits per pair.
     assert!(most < 18.0, "{most} bytes per pair");
     assert!(
@@ -359,7 +359,7 @@ fn beside_strays(strays: u64, max_aside: usize) -> Space {
     space
 }
 
-/// All new ids jump by 2^52 while nearly all writes go to old ids.
+/// All new ids are 2^52 higher than before, while nearly all writes still go to old ids.
 #[test]
 fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();
@@ -374,7 +374,7 @@ fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     assert!((0..20_000).all(|i| contains(&space, post(i), i) == Answer::Yes));
 }
 
-/// 30 % of the pairs are for one id, far more than the frontier counts for a single id.
+/// One id receives 30 % of the pairs, which is far more than the frontier counts for a single id.
 #[test]
 fn a_popular_id_keeps_no_traffic_out_of_the_tables() {
     for (strays, max_aside) in [(600, 500), (70_000, 1 << 16)] {
@@ -390,7 +390,7 @@ fn a_popular_id_keeps_no_traffic_out_of_the_tables() {
     }
 }
 
-/// A few ids stay outliers, and all their writes succeed.
+/// A few ids far above all others stay outliers, and all writes to them succeed.
 #[test]
 fn few_ids_far_ahead_open_no_table() {
     for (max_aside, ids) in [(500, 1), (500, 63), (1 << 16, 20)] {
@@ -448,8 +448,8 @@ fn outlying_ids_are_refused_at_the_memory_limit() {
     assert!(space.layout().len() > 3);
 }
 
-/// Two services write to one space, 2^52 apart. Both ranges open new tables, and each table keeps
-/// its error rate.
+/// Two services write to one space, with ids 2^52 apart. Both ranges open new tables, and each
+/// table keeps its false-positive rate.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     for spill in [false, true] {
@@ -494,8 +494,8 @@ fn two_ranges_of_ids_roll_side_by_side() {
     }
 }
 
-/// If all tables in memory are open, the space closes the table of the least used range. A spill
-/// selects the oldest table of the range with the most tables in memory.
+/// If all tables in memory are open, the space closes the table of the least recently used range. A
+/// spill selects the oldest table of the range with the most tables in memory.
 #[test]
 fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
     let options = Options {
@@ -522,7 +522,7 @@ fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
     (500..900).for_each(|i| _ = add(&space, FIRST + i, i));
     assert!((0..900).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
 
-    // The upper range has three closed tables, the lower one has one.
+    // The upper range has three closed tables; the lower range has one closed table.
     let space = Space::new(space.options().clone()).unwrap();
     (0..500).for_each(|i| _ = add(&space, FIRST + i, i));
     assert!(space.roll_now());
@@ -627,7 +627,8 @@ fn removals_move_no_frontier() {
     }
 }
 
-/// This holds even while no table has pairs and all pairs are outliers.
+/// Ids below the first id of a space are unknown, even while all pairs are outliers and no table
+/// has pairs.
 #[test]
 fn a_new_space_may_begin_above_id_0() {
     let space = Space::new(Options { first_id: 10, ..Options::default() }).unwrap();

@@ -10,8 +10,8 @@ fn space() -> Space {
     space
 }
 
-/// Returns the growth of a space during `change` in bytes, as reported and as allocated. Both
-/// exclude filters, which are not on the heap.
+/// Returns the number of bytes by which a space grows during `change`, as reported and as
+/// allocated. Both numbers exclude filters, which are not on the heap.
 fn grown(space: &Space, change: impl FnOnce()) -> (f64, f64) {
     let filters =
         || space.tables().iter().map(|table| table.capacity as f64 * 19.9 / 8.0).sum::<f64>();

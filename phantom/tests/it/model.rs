@@ -68,7 +68,7 @@ impl Run {
         }
     }
 
-    /// Returns a new, recent, old or invalid id, each as frequent as in real traffic.
+    /// Returns a new, recent, old or invalid id, with frequencies that resemble real traffic.
     fn id(&mut self) -> u64 {
         let kind = if self.backfill { self.rng.u32(35..100) } else { self.rng.u32(0..100) };
         match kind {
@@ -164,7 +164,7 @@ impl Run {
                         "step {}: ({id}, {member}) was set and not unset: a false negative",
                         self.step
                     );
-                    // From now on, a false positive counts as set.
+                    // From now on, the model treats this false positive as a set pair.
                     self.wrong += 1;
                     self.model.insert((id, member), true);
                 }

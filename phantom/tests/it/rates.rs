@@ -1,6 +1,6 @@
-//! Checks P2 with adversarial pair shapes and full tables, measured on unset pairs. The bound is
-//! the expected rate plus four standard deviations. By the derivation, a full table has 95.2 % of
-//! the configured rate.
+//! Checks the false-positive rate (P2) of full tables for adversarial shapes of pairs, by looking
+//! up unset pairs. The bound is the expected rate plus four standard deviations. A full table is
+//! expected to have 95.2 % of the configured rate.
 
 use phantom::{Answer, Member, Options, Space};
 use std::collections::HashSet;
@@ -26,13 +26,13 @@ fn measure(
     };
     let space = Space::new(options).expect("memory for one table");
     let capacity = space.tables()[0].capacity;
-    // Highest ids first: the table closes above them, so all other ids are late.
+    // Write the highest ids first. The table then closes above them, so all other ids are late.
     let mut set = vec![];
     for i in (n - n.min(5000)..n).chain(0..n - n.min(5000)).chain(n..) {
         if space.pairs() == capacity {
             break;
         }
-        // Additional members replace the pairs that were false positives.
+        // Additional members replace the pairs that the table already reported as set.
         let (id, member) = if i < n { pair(i) } else { (pair(i % n).0, pair(i % n).1 ^ 1 << 63) };
         space.add(id, &Member::Number(member)).expect("the pairs fit");
         set.push((id, member));
@@ -42,7 +42,7 @@ fn measure(
     assert_eq!((table.fill > 0.998, table.extensions), (true, 0), "the table is full");
     let bits = table.bytes as f64 * 8.0 / table.capacity as f64;
     assert!(bits <= 19.9, "{bits} bits per pair");
-    // Canaries must agree with pairs that clients could look up.
+    // The measured rate of canaries must agree with the rate of pairs that clients could look up.
     let canaries = 1e6 * rate * SHARE_WHEN_FULL;
     assert!(
         (table.measured.rate().unwrap_or(1.0) * 1e6 - canaries).abs()
@@ -69,7 +69,7 @@ fn a_full_table_errs_as_often_as_a_textbook_filter_of_its_rate() {
     let n = if cfg!(debug_assertions) { 200_000 } else { 2_000_000 };
     for rate in [0.01, 0.001] {
         let pair = |i: u64| ((1 << 40) + i / 8, i * 7919);
-        // Unset pairs: other members of the same ids.
+        // The unset pairs are other members of the same ids.
         let never = |i: u64| (pair(i % n).0, (1 << 50) + i);
         let (ours, asked) = measure(rate, n, pair, (0..2 * n).map(never));
         // The crate requires two different keys.

@@ -3,13 +3,13 @@
 
 use phantom::{Member, Options, Space, TableStats};
 
-/// First id, like a clock in microseconds.
+/// First id. It resembles a timestamp in microseconds.
 const FIRST_ID: u64 = 5_000_000_000_000_000;
 const PAGE_POSTS: u64 = 20;
 
 /// Adds `pairs` reads of posts: `reads` per post, at a mean age of `mean_age` posts, in pages of
-/// neighbouring posts. Returns the tables. The numbers and the tables have a hundredth of the size
-/// of a real feed.
+/// neighbouring posts. Returns the tables. The numbers of posts and reads, and the tables, are a
+/// hundredth of the size of a real feed.
 fn read_feed(reads: u64, mean_age: f64, pairs: u64) -> Vec<TableStats> {
     let options = Options { pairs_per_table: 84_000, max_tables: 64, ..Options::default() };
     let limit = Some(64 << 20);
@@ -37,7 +37,8 @@ const FIRST_TABLES: usize = 4;
 
 #[test]
 fn tables_are_planned_for_late_reads() {
-    // Reads per post, mean age in posts, total reads, maximum bits per pair.
+    // The columns are reads per post, mean age in posts, total number of reads, and maximum bits
+    // per pair.
     for (reads, mean_age, pairs, most_bits) in
         [(400, 100.0, 1_200_000, 29.0), (200, 1000.0, 1_800_000, 28.0)]
     {

@@ -20,7 +20,7 @@ struct Traffic {
     model: BTreeMap<(u64, u64), bool>,
     rng: fastrand::Rng,
     now: u64,
-    /// Whether there is a second service, and the id at which it stops.
+    /// Whether there is a second service. The next field is the id at which that service stops.
     two: bool,
     until: u64,
     /// Pairs written and ids forgotten since the last commit.
@@ -69,7 +69,7 @@ impl Traffic {
         self.now += self.rng.u64(0..3);
         self.events.ranges = self.events.ranges.max(self.space.course(0).ranges.len());
         let id = match self.rng.u32(0..200) {
-            // The second service, which is temporary in some runs.
+            // Writes of the second service, which stops early in some runs.
             60..80 if self.two && self.now < self.until => {
                 FIRST + (1 << 38) + (self.now - FIRST) / 8
             }
@@ -92,8 +92,8 @@ impl Traffic {
         }
     }
 
-    /// A false positive suppresses the write of a pair. The pair is then not logged, and later
-    /// lookups may miss it.
+    /// A false positive suppresses the write of a pair. The pair is then not logged, and a restored
+    /// space may not report it as set.
     fn write(&mut self, id: u64, member: u64, set: bool) {
         let (space, text) = (&self.space, Member::Number(member));
         let done = if set { space.add(id, &text) } else { space.remove(id, &text) };
@@ -158,7 +158,7 @@ impl Traffic {
     }
 }
 
-/// Replays the log. With `serves` the space also runs its own maintenance, like a replica.
+/// Replays the log. If `serves`, the space also runs its own maintenance, as a replica does.
 fn replay(space: &Space, log: &[Record], serves: bool) {
     for record in log {
         match record {
@@ -179,7 +179,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
     for seed in 0..if cfg!(debug_assertions) { 8 } else { 100 } {
         let mut traffic = Traffic::new(seed);
         (0..20_000).for_each(|_| traffic.step());
-        // Takes a snapshot during writes; replay starts at the log position before it.
+        // Take a snapshot during writes. Replay starts at the log position before the snapshot.
         let position = traffic.log.len();
         traffic.commit();
         let position = position.min(traffic.log.len());
@@ -188,7 +188,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         for at in traffic.space.layout() {
             let mut decoder = TableDecoder::new(traffic.space.options(), 1 << 30);
             let whole = traffic.space.encode_table(at.low, |piece| decoder.feed(piece));
-            // The table was recycled during the snapshot.
+            // `Ok(false)` means that the table was recycled during the snapshot.
             if whole == Ok(true) {
                 tables.push(decoder.finish().expect("the encoded table decodes"));
             }
@@ -207,7 +207,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         restored.restore_generations(&generations);
         replay(&restored, &traffic.log[position..], false);
         traffic.check(&restored, &format!("seed {seed}, snapshot and log"));
-        // Recovery may restart from the same position.
+        // A recovery that was interrupted replays the log from the same position again.
         replay(&restored, &traffic.log[position..], false);
         traffic.check(&restored, &format!("seed {seed}, log twice"));
 
@@ -231,7 +231,8 @@ fn a_log_brings_all_back_from_any_earlier_position() {
             traffic.space.course(0).ranges
         );
         let Events { forgotten, ranges } = traffic.events;
-        // Outliers may also open a range when they use much memory.
+        // A seed may have more ranges than services, because outliers also open a range when they
+        // use much memory.
         assert!(ranges > 1 || !traffic.two, "seed {seed}: {ranges} ranges of ids");
         happened.ranges += ranges;
         happened.forgotten += forgotten;

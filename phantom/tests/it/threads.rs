@@ -8,8 +8,9 @@ fn small() -> Space {
     Space::new(options).expect("small tables")
 }
 
-/// P3: two threads set and then delete the same pairs. Each pair changes once, and `first` runs
-/// once. The ring opens and recycles tables concurrently; at the start all ids are outliers.
+/// Two threads set and then delete the same pairs (P3). Each pair changes only once, and `first`
+/// runs only once per change. The ring opens and recycles tables concurrently. At the start all ids
+/// are outliers.
 #[test]
 fn of_two_equal_writes_one_changes() {
     let space = small();
@@ -46,14 +47,14 @@ fn of_two_equal_writes_one_changes() {
     });
     assert_eq!(changed, counted.load(SeqCst));
     let most = 400 * 300;
-    // A false positive suppresses a change; a few are expected at 0.0001.
+    // A false positive suppresses a change. A few false positives are expected at a rate of 0.0001.
     assert!(changed <= most && changed > most - 100, "{changed} of {most}");
     assert!(space.tables().len() > 1, "the ring rolled");
 }
 
 const PAGE: u64 = 40;
 
-/// P1 during rollovers: a reader finds every pair that another thread has set.
+/// A reader finds every pair that another thread has set, even during rollovers (P1).
 #[test]
 fn readers_find_what_was_set_before_they_asked() {
     let space = small();

@@ -7,12 +7,12 @@ use replication::{next_term, promotions};
 use store::{Faults, ReplicaLog};
 
 impl World {
-    /// Adjusts the expectations after a power or disk failure of a node, in which it loses data
-    /// that was not durable.
+    /// Adjusts the expectations after a power failure or disk failure of a node. Such a failure may
+    /// destroy data that was not durable.
     ///
     /// WAIT promises only that a write is in memory and in the file, as in Redis. The node may
-    /// therefore be promoted without such a write. The node must still have all durable data, and
-    /// all writes that it acknowledged as durable.
+    /// therefore be promoted even if it has lost such a write. The node must still have all durable
+    /// data, and all writes that it acknowledged as durable.
     pub(crate) fn forgive(&mut self, n: usize) {
         let node = &mut self.nodes[n];
         let safe = node.durable().map_or(node.safe, |end| end.offset);
@@ -90,7 +90,7 @@ impl World {
             }
         }
         for other in 0..self.nodes.len() {
-            // Some nodes do not learn of the promotion.
+            // Some nodes are not notified of the promotion.
             if other != best && (self.calm || !self.chance(3)) {
                 self.follow(other, best);
             }

@@ -14,15 +14,15 @@ pub(crate) struct Link {
     pub(crate) follower: Option<Follower>,
     pub(crate) to_master: VecDeque<(u64, Vec<u8>)>,
     pub(crate) to_replica: VecDeque<(u64, Vec<u8>)>,
-    /// Whether the master sends only after the replica has received all earlier bytes.
+    /// Whether the master sends more bytes only after the replica has received all earlier ones.
     pub(crate) narrow: bool,
     pub(crate) was_following: bool,
-    /// End of the master's log when it answered Hello.
+    /// End of the master's log when the master answered Hello.
     pub(crate) answered: Option<Place>,
     /// [`Node::data_sets`] of the replica at the start of the link.
     pub(crate) data_sets: u64,
-    /// Offset after which the replica has lost data since the link began. Acknowledgements of that
-    /// data may still be in flight.
+    /// Offset up to which the replica still has the data that it has received on this link.
+    /// Acknowledgements of lost data may still be in flight.
     pub(crate) kept: u64,
 }
 
@@ -176,7 +176,7 @@ impl World {
                 }
             }
             if sender.is_none() {
-                // A reset may not reach the other end.
+                // A connection reset may not reach the other end.
                 if self.calm || self.random.bool() {
                     self.links[i].follower = None;
                 }
@@ -200,10 +200,10 @@ impl World {
             .writes
             .iter()
             .filter(|w| w.0 == master_term && w.1 > before && w.1 <= after)
-            // Offsets do not distinguish branches of one term. A chained replica's master may have
-            // lost power and written different data at these offsets since. Therefore compare with
-            // the chained replica's data. No check is needed for a master, which only sends its own
-            // writes.
+            // Offsets do not distinguish branches of one term. The master of a chained replica may
+            // have lost power and then written different data at these offsets. Therefore, compare
+            // the writes with the chained replica's data. A master needs no such check, because it
+            // sends only its own writes.
             .filter(|w| chained.is_none_or(|map| map.get(&w.2).is_some_and(|value| *value >= w.3)))
             .map(|w| (w.1, w.2, w.3))
             .collect();

@@ -19,7 +19,7 @@
 //! - A replica saves its diverged batches before it drops them, even if the master's log no longer
 //!   contains the divergence.
 //!
-//! `cargo xtask sim replication --runs 20000` runs more seeds; `--seed 7` replays one.
+//! `cargo xtask sim replication --runs 20000` runs more seeds; `--seed 7` replays a single seed.
 #![allow(clippy::unwrap_used, reason = "tests panic to report a failure")]
 
 mod fate;
@@ -45,8 +45,8 @@ struct Figures {
     pub(crate) promotions: u64,
     pub(crate) crashes: u64,
     pub(crate) dropped: u64,
-    /// Number of full syncs that dropped diverged batches. The next two fields count those whose
-    /// divergence was known exactly, and those for which it was unknown.
+    /// Number of full syncs that dropped diverged batches. The next two fields count the full syncs
+    /// whose divergence was known exactly, and those whose divergence was unknown.
     pub(crate) parted: u64,
     pub(crate) exactly: u64,
     pub(crate) untold: u64,

@@ -26,13 +26,13 @@ pub(crate) struct Node {
     pub(crate) seed: u64,
     pub(crate) options: StoreOptions,
     pub(crate) life: Option<Life>,
-    /// Index of the master; `None` for a master. Survives crashes.
+    /// Index of the node's master, or `None` if the node is a master. The value survives crashes.
     pub(crate) follows: Option<usize>,
     /// Whether the node has ever been a master or has followed one.
     pub(crate) has_data: bool,
     pub(crate) starts_at: u64,
     pub(crate) connects_at: u64,
-    /// Whether data must be durable before other nodes see it.
+    /// Whether data must be durable before the node shows it to other nodes.
     pub(crate) always: bool,
     /// Durable end of the log when the node stopped. A power cut may still destroy data after it.
     pub(crate) safe: u64,

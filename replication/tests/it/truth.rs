@@ -1,11 +1,11 @@
-//! Record of every batch that was ever in a log, and of its predecessor. It never removes a batch,
-//! so it can always determine where two histories diverge.
+//! Record of every batch that was ever in a log, and of the batch's predecessor. A batch is never
+//! removed from the record, so the record always shows where two histories diverge.
 
 use super::node::{Kind, Life, Node};
 use std::collections::{BTreeMap, BTreeSet};
 use store::{Position, SEGMENT_HEAD_BYTES, Step, Tail};
 
-/// Point in a history. The pair of offset and chain value is unique.
+/// Point in a history, as a pair of offset and chain value. The pair is unique.
 pub(crate) type Place = (u64, u32);
 
 pub(crate) fn place(at: Position) -> Place {
@@ -60,7 +60,8 @@ impl Truth {
         self.back(end).take_while(|at| at.0 > offset).any(|at| !self.seals.contains(&at))
     }
 
-    /// Returns the offset up to which two histories are equal; `None` if unknown.
+    /// Returns the offset up to which two histories are equal, or `None` if they have no known
+    /// point in common.
     pub(crate) fn parting(&self, a: Place, b: Place) -> Option<u64> {
         let all: BTreeSet<Place> = self.back(a).collect();
         self.back(b).find(|at| all.contains(at)).map(|at| at.0)

@@ -142,7 +142,7 @@ impl World {
             }
             self.step();
         }
-        // End all faults. Only the newest master remains a master.
+        // End all faults, and keep only one master.
         self.calm = true;
         self.parted.clear();
         for n in 0..self.nodes.len() {
@@ -150,7 +150,8 @@ impl World {
             self.nodes[n].starts_at = 0;
         }
         self.step();
-        // The operator selects the branch with the most promotions, and prefers its master.
+        // Like an operator, select the branch with the most promotions, and prefer the master of
+        // that branch.
         let rank = |n: &usize| {
             let node = &self.nodes[*n];
             (

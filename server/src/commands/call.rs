@@ -15,7 +15,7 @@ use node::runtime::blocking_task::{apart, apart_for};
 use resp::{Args, Protocol, Reply};
 use std::sync::Arc;
 
-/// Returns the bytes of a reply, or of the refusal.
+/// Encodes a reply, or the error if `write` refuses the request.
 pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> Outcome) -> Vec<u8> {
     let mut out = Vec::new();
     let mut reply = Reply::new(&mut out, protocol);
@@ -48,8 +48,8 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Returns the arity error. Used where the declared arity is not sufficient, for example for a
-    /// field without a value.
+    /// Returns the arity error. Used where the declared arity does not suffice, for example if a
+    /// field has no value.
     pub(crate) fn wrong_arity(&self) -> Refusal {
         refuse!("ERR wrong number of arguments for '{}' command", self.spec.name)
     }
@@ -79,9 +79,9 @@ impl<'a> Call<'a> {
     }
 
     /// Locks these ids against other writers until the guard is dropped, for a group of changes.
-    /// `bytes` is the maximum size of the group in the log (`log_size.rs`). Locks nothing inside
-    /// EXEC: EXEC already holds the locks, and they are not reentrant. Returns `None` if the log
-    /// has no room; the request is then executed again later.
+    /// `bytes` is the maximum size of the group in the log (`log_size.rs`). Inside EXEC this
+    /// function locks nothing, because EXEC already holds the locks and they are not reentrant.
+    /// Returns `None` if the log has no room. The request is then executed again later.
     pub(crate) fn alone(&mut self, ids: Vec<u64>, bytes: usize) -> Option<ExclusiveGuard<'a>> {
         if self.session.in_exec {
             return Some(None);
@@ -93,7 +93,7 @@ impl<'a> Call<'a> {
     /// Reserves the maximum size of a log batch. Until the reservation is dropped, other groups of
     /// changes have almost no room in the log. Returns `None` if the request has to wait. EXEC
     /// reserves the batch before its first command
-    /// ([`log_size::may_change_schema`](crate::commands::log_size::reshapes)).
+    /// ([`log_size::may_change_schema`](crate::commands::log_size::may_change_schema)).
     pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::BatchReservation<'a, Mark>>> {
         if self.session.in_exec { Some(None) } else { self.reserve(MAX_CHANGE_BYTES).map(Some) }
     }
@@ -115,9 +115,9 @@ impl<'a> Call<'a> {
         reserved
     }
 
-    /// Runs slow work (a scan, reading a filter, an fsync) on another thread and answers when it is
-    /// done. Later requests of this client wait. Inside EXEC the following commands also wait. If
-    /// EXEC holds locks, the work runs on this thread.
+    /// Runs slow work (a scan, reading a filter, an fsync) on another thread, and replies when the
+    /// work is done. Later requests of this client wait. Inside EXEC the following commands also
+    /// wait. If EXEC holds locks, the work runs on this thread.
     pub(crate) fn answer_later(
         &mut self,
         work: impl FnOnce(Now<'_>, &mut Reply<'_>) -> Outcome + Send + 'static,
@@ -171,8 +171,8 @@ impl<'a> Call<'a> {
     }
 
     /// Returns whether this request may report the end of the log now. If not, the request runs
-    /// again when the log contains every acknowledged write. A request in a transaction with writes
-    /// never waits.
+    /// again when the log contains every acknowledged write. Inside a transaction that holds locks,
+    /// a request never waits.
     pub(crate) fn may_show_offsets(&mut self) -> bool {
         let is_second_run = self.session.suspension.come().is_some();
         let may_wait = !self.session.in_exec || self.session.may_suspend;
@@ -271,7 +271,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Resolves argument `index` as the key of an id's members.
+    /// Resolves the argument at `index`, which is the key of the members of an id.
     #[inline]
     pub(crate) fn pairs(&self, index: usize) -> Result<(&'a ExistenceSpace, u64), Refusal> {
         match self.node.engines().resolve(self.args.at(index))? {
@@ -300,8 +300,8 @@ impl<'a> Call<'a> {
         id(self.args.at(index))
     }
 
-    /// Parses all arguments from `first` on as ids into `scratch.ids` ([`Call::check_each`]), or
-    /// `IDS packed` if the command accepts it.
+    /// Parses all arguments from index `first` on as ids, and appends the ids to `scratch.ids`
+    /// ([`Call::check_each`]). Also accepts `IDS packed` if the command allows packed ids.
     #[inline]
     pub(crate) fn read_ids(&mut self, first: usize) -> Outcome {
         let words = self.args.from(first);
@@ -319,8 +319,8 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Refuses a request that names no ids, or both packed and separate ones. A packed string may
-    /// be empty.
+    /// Refuses a request that contains no ids, or both packed ids and separate ids. A packed string
+    /// may be empty.
     pub(crate) fn check_given_ids(&self) -> Outcome {
         let ids = self.scratch.ids.len();
         match self.scratch.asked.packed {
@@ -331,8 +331,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Appends packed ids to `scratch.ids`. A request that runs in one turn may have
-    /// `max_request_args` of them.
+    /// Appends packed ids to `scratch.ids`. A request that runs in one turn may contain at most
+    /// `max_request_args` ids.
     pub(crate) fn read_packed_ids(&mut self, packed: &[u8]) -> Outcome {
         let ids = id_list::unpack(packed).ok_or(Refusal::PACKED_IDS)?;
         let most = if self.step == Step::Whole { self.session.args_limit } else { usize::MAX };
@@ -383,7 +383,7 @@ pub(crate) fn disk(error: store::Error) -> Refusal {
     refuse!("ERR {error}. {}", error.advice())
 }
 
-/// Sets an option; a repeated option is an error.
+/// Sets an option. Returns an error if the option was already set.
 pub(crate) fn set_option_once<T>(option: &mut Option<T>, value: T) -> Outcome {
     option.replace(value).map_or(Ok(()), |_| Err(Refusal::SYNTAX))
 }

@@ -5,6 +5,7 @@ use crate::commands::pubsub;
 use crate::commands::run::select;
 use crate::session::Session;
 use node::acl::Request;
+use node::command::among;
 use node::command::error::{Refusal, refuse};
 use node::command::id_list::{self, ID_BYTES, count_packed, first_id};
 use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
@@ -13,7 +14,8 @@ use node::roles::node::Now;
 use resp::{Args, Protocol};
 
 /// A member longer than `LONG_MEMBER` bytes may be combined with at most `MAX_HASHED_BYTES /
-/// length` ids, because it is hashed for each id. This bounds the execution time of a request.
+/// length` ids, because the member is hashed for each id. This bounds the execution time of a
+/// request.
 const LONG_MEMBER: usize = 1 << 10;
 
 const MAX_HASHED_BYTES: usize = 4 << 20;
@@ -29,7 +31,7 @@ pub(crate) fn checked(
 ) -> Result<(u32, &'static Spec), Refusal> {
     let Some((number, spec)) = found else { return Err(unknown(args, session)) };
     let (spec, sub) = select(spec, args)?;
-    // A queued request runs without yielding, so that each packed id counts.
+    // A queued request runs without yielding, so each packed id counts as an argument.
     let is_queued = session.transaction.is_some() && spec.has(flag::PACKED);
     let packed_ids = if is_queued { count_packed(args) } else { 0 };
     if args.len() + packed_ids > args_limit {
@@ -79,7 +81,8 @@ fn check_member(spec: &Spec, of: Of, args: Args<'_>) -> Outcome {
         word if word.first().is_some_and(u8::is_ascii_digit) => word.split(|b| *b == b'/').count(),
         _ => 0,
     };
-    let ids = (first_id(spec, args, MEMBER + 1)..args.len()).map(ids_of).sum::<usize>();
+    let end = among::before(args).len();
+    let ids = (first_id(spec, args, MEMBER + 1)..end).map(ids_of).sum::<usize>();
     if matches!(of, Of::Rows | Of::RowsAndPairs) || ids <= 1 || length * ids <= MAX_HASHED_BYTES {
         return Ok(());
     }
@@ -100,8 +103,8 @@ pub(crate) fn note_rejected(found: Found, args: Args<'_>, session: &Session, nod
 #[cold]
 fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
     let name = args.at(0);
-    // First words of an HTTP request, which a malicious web page may send. The connection closes
-    // without a reply, so that the page learns nothing.
+    // These are the first words of an HTTP request, which a malicious web page may send. The
+    // connection closes without a reply, so that the page learns nothing.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
         tracing::warn!(
             "client {} sent HTTP: connection closed (possibly a cross-site attack); find the \

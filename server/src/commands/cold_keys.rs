@@ -1,24 +1,26 @@
 //! Determines which cold rows a request needs, so that they can be read concurrently before it
 //! runs.
 //!
-//! A page is an exception. It records missing rows while it runs, and runs again after they were
-//! read. A separate pass would double the cost of a page whose rows are in memory.
+//! A page is an exception. A page request records missing rows while it runs, and runs again after
+//! these rows were read. A separate pass over its ids would double the cost of a page whose rows
+//! are in memory.
 //!
-//! A request with an unknown footprint reads its cold rows synchronously.
+//! If the footprint of a request is unknown, the request reads its cold rows synchronously.
 
 use crate::session::Session;
 use dataset::cold::fetch::ColdReads;
 use dataset::engines::Engines;
 use node::cluster::Topology;
 use node::cluster::slot::of_id;
+use node::command::among;
 use node::command::footprint::{Footprint, Touch};
 use node::command::id_list::count_packed;
 use node::command::spec::{KeyArgs, Of, Spec};
 use node::command::table::{Found, find};
 use resp::Args;
 
-/// Maximum number of words of a page request that records its missing rows. Deduplicating the rows
-/// of a longer page would cost too much.
+/// Maximum number of arguments of a page request that records its missing rows. Deduplicating the
+/// rows of a longer page would cost too much.
 const PAGE_WORDS: usize = 256;
 
 /// Returns the cold rows to read before a request runs, if there are any. For a page, sets
@@ -39,11 +41,12 @@ pub(crate) fn before(
     (!fetching.is_ready()).then_some(fetching)
 }
 
-/// Returns whether a request only reads a page, so that running it twice is harmless.
+/// Returns whether a request only reads a page, so that running the request twice is harmless.
 fn is_page(found: Found, args: Args<'_>, session: &Session, engines: &Engines) -> bool {
     let Some((_, spec)) = found else { return false };
     let shows = matches!(spec.keys, KeyArgs::Shown | KeyArgs::Ids(Of::View, ..));
-    if !shows || args.len() + count_packed(args) > PAGE_WORDS || session.transaction.is_some() {
+    let ids = if args.len() > PAGE_WORDS { among::before(args) } else { args };
+    if !shows || ids.len() + count_packed(ids) > PAGE_WORDS || session.transaction.is_some() {
         return false;
     }
     let footprint = Footprint::new(spec, args, engines);
@@ -67,7 +70,7 @@ pub(crate) fn ask(
                 }
             }
         }
-        // Queueing reads nothing.
+        // A request that is only queued reads no rows.
         Some(_) => {}
         None => request_row(spec, args, session, engines, fetching),
     }

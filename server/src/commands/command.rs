@@ -12,9 +12,10 @@ use node::command::spec::{Cost, KeyArgs, NO_KEYS, Outcome, Spec, flag};
 use node::command::table;
 use std::sync::OnceLock;
 
-/// Executes a command. It writes one reply or returns a refusal, which replaces anything written.
+/// Handler of a command. It writes one reply, or returns a refusal that replaces everything
+/// written.
 pub(crate) type Handler = fn(&mut Call<'_>) -> Outcome;
-/// Executes a command over many items; it may yield the worker (`items.rs`).
+/// Handler of a command that processes many items. The handler may yield the worker (`items.rs`).
 pub(crate) type LongHandler = fn(&mut Call<'_>) -> Answered;
 
 #[derive(Clone, Copy)]
@@ -30,7 +31,7 @@ pub(crate) struct Command {
     pub(crate) subcommands: &'static [Command],
 }
 
-/// Properties shared by the commands of a family; a row may override them.
+/// Properties shared by the commands of a family. A command's row may override them.
 pub(crate) struct Group {
     /// See [`Spec::group`].
     name: &'static str,
@@ -69,7 +70,7 @@ impl Group {
         Command { spec, run, subcommands: &[] }
     }
 
-    /// Defines a container command; without a subcommand it prints the help.
+    /// Defines a container command. If called without a subcommand, the command prints the help.
     pub(crate) const fn container(
         &self,
         name: &'static str,
@@ -112,12 +113,12 @@ impl Command {
         self
     }
 
-    /// Sets the flags of key usage for COMMAND INFO ([`Spec::uses`]).
+    /// Sets the key usage flags that COMMAND INFO reports ([`Spec::uses`]).
     pub(crate) const fn uses(self, uses: &'static str) -> Command {
         self.two_uses(uses, uses)
     }
 
-    /// Sets the flags of key usage of the first key and of the other keys.
+    /// Sets the key usage flags of the first key, and those of the other keys.
     pub(crate) const fn two_uses(mut self, first: &'static str, others: &'static str) -> Command {
         self.spec.uses = (first, others);
         self
@@ -133,15 +134,15 @@ impl Command {
         self
     }
 
-    /// Returns the row and the rows of its subcommands, which are leaked because they live as long
-    /// as the process.
+    /// Returns the row of the command, including the rows of its subcommands. The subcommands are
+    /// leaked, because they live as long as the process.
     fn whole_row(&self) -> Spec {
         let subcommands: Vec<Spec> = self.subcommands.iter().map(|sub| sub.spec).collect();
         Spec { subcommands: Vec::leak(subcommands), ..self.spec }
     }
 }
 
-/// Handlers of all commands and subcommands, by number ([`table::bit_of`]).
+/// Handlers of all commands and subcommands, indexed by number ([`table::bit_of`]).
 static HANDLERS: OnceLock<Vec<Run>> = OnceLock::new();
 
 /// Registers the commands of this process; only the first call has an effect.

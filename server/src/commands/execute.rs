@@ -19,7 +19,7 @@ use resp::{Args, Reply};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Executes one request whose name was resolved with [`find`] and appends its reply to `out`,
-/// unless replies are off. Returns false for an error.
+/// unless replies are off. Returns false if the reply is an error.
 pub(crate) fn execute(
     found: Found,
     args: Args<'_>,
@@ -64,8 +64,8 @@ pub(crate) fn execute(
         return true;
     }
     if session.suspension.is_second_run() {
-        // The request was refused before its handler took the result. Discard it, so that the next
-        // command does not take it.
+        // The request was refused before its handler took the result of the wait. Discard the
+        // result, so that the next command does not take it.
         session.suspension.come();
     }
     let fine = match outcome {
@@ -95,7 +95,7 @@ pub(crate) fn execute(
 
 pub(crate) fn note_refusal(refusal: &Refusal, session: &mut Session, node: Now<'_>) {
     node.calls.of(session.worker).error(refusal.text());
-    // After a disconnect, client libraries ask Sentinel for the new master.
+    // Close the connection. Client libraries that are disconnected ask Sentinel for the new master.
     if refusal.text().starts_with(b"READONLY ") && node.replication.redirects_writers() {
         session.leaving = true;
     }
@@ -138,7 +138,7 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
     if !session.access.allows(&node.acl, node.loaded(), &request) {
         return false;
     }
-    // As in Redis, a request that will be refused does not wait.
+    // As in Redis, a request that will be refused does not wait for the end of the pause.
     if session.client.kind() == Kind::Replica || (!node.is_loaded() && !spec.has(flag::LOADING)) {
         return false;
     }
@@ -154,8 +154,8 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
     }
 }
 
-/// Returns whether a write must wait because a nearly full space is being spilled. Without the wait
-/// the space might refuse it.
+/// Returns whether a write must wait because a nearly full space is being spilled. Without the
+/// wait, the space might refuse the write.
 #[inline]
 pub(crate) fn waits_for_room(
     found: Found,

@@ -12,7 +12,7 @@ use crate::commands::schema::{spaces, views};
 use crate::commands::stream::{claim, group, info, range, read};
 use crate::commands::{pubsub, replication, transaction};
 
-/// Titles in the reference, with the commands of each family.
+/// Title of each family in the reference, and the commands of the family.
 #[rustfmt::skip]
 pub(crate) const FAMILIES: &[(&str, &[&[Command]])] = &[
     ("Feed pages", &[page::COMMANDS]),

@@ -1,4 +1,4 @@
-//! Tests of `node/src/command/footprint.rs` with the real commands.
+//! Tests `node/src/command/footprint.rs` with the commands of this server.
 
 use crate::commands::families::install;
 use dataset::catalogue::Catalogue;
@@ -12,7 +12,7 @@ use phantom::Member;
 use resp::RequestQueue;
 use std::sync::Arc;
 
-/// Formats a touch: `post 7` is a row, `liked 7/42` a pair, `home 7/42` an entry of a page.
+/// Formats a touched item: `post 7` is a row, `liked 7/42` a pair, `home 7/42` an entry of a page.
 fn text(touch: &Touch<'_>) -> String {
     let member = |member: &Member<'_>| match member {
         Member::Number(number) => number.to_string(),
@@ -57,6 +57,9 @@ fn a_request_touches_what_its_keys_and_ids_name() {
         ("FEED.GET home 42 7 8 BINARY", "home 7/42, home 8/42", ""),
         ("FEED.GET home 42 7 MARK read", "home 7/42", "read 7/42, post 7"),
         ("FEED.GET home 42 7 MARK", "home 7/42", ""),
+        ("FEED.GET home 42 7 EXACT AMONG liked 8 MARK read", "home 7/42", ""),
+        ("FEED.GET home 42 7 MARK read AMONG liked 8", "home 7/42", "read 7/42, post 7"),
+        ("FEED.GET home 42 7 MARK AMONG", "home 7/42", ""),
         ("FEED.GET home 42 18446744073709551615", &format!("home {max}/42"), ""),
         ("FEED.GET home 42 18446744073709551616", "", ""),
         ("INFO", "", ""),

@@ -1,7 +1,7 @@
 //! Loop over the items of a command: ids, keys or set members.
 //!
-//! A handler checks all items before it executes the first. For a short request both happen in one
-//! call. A long request yields the worker: the handler returns [`Answer::Continue`] after
+//! A handler checks all items before it executes the first. For a short request, one call does
+//! both. A long request yields the worker: the handler returns [`Answer::Continue`] after
 //! [`Turn::most_items`](crate::commands::turn::Turn) or [`TURN_TIME`], and the request loop calls
 //! it again with that step (`long_request.rs`). The request's own
 //! [`Scratch`](crate::session::Scratch) keeps intermediate results.
@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of items per handler call of a long request.
 pub(crate) const TURN_ITEMS: usize = 512;
-/// Maximum number of packed ids that a handler call tests in memory: 0.1 ms of work.
+/// Maximum number of packed ids that a handler call tests in memory. This takes about 0.1 ms.
 pub(crate) const TURN_TESTS: usize = 4096;
 const TURN_TIME: Duration = Duration::from_millis(2);
 /// Number of items between two reads of the clock.
 pub(crate) const FEW: usize = 8;
 
 impl Call<'_> {
-    /// Checks the items of this handler call. [`Call::do_each`] starts only after all items are
-    /// checked.
+    /// Checks the items of this handler call. [`Call::do_each`] executes items only after all of
+    /// them were checked.
     #[inline]
     pub(crate) fn check_each(
         &mut self,
@@ -40,7 +40,8 @@ impl Call<'_> {
         check(self, from..end)
     }
 
-    /// Executes items in groups of `together` until the budget of this handler call is spent.
+    /// Executes items in groups of `together` until the time or the number of items of this handler
+    /// call is used up.
     #[inline]
     pub(crate) fn do_each(
         &mut self,
@@ -67,7 +68,8 @@ impl Call<'_> {
         Ok(if at < items { Answer::Continue(Step::Do(at)) } else { Answer::Done })
     }
 
-    /// Returns the items of this handler call. The last ones may be deferred to the next call.
+    /// Returns the items that this handler call may execute. The last of them may be deferred to
+    /// the next call.
     #[inline]
     pub(crate) fn items_of_turn(&self, items: usize) -> Range<usize> {
         match self.step {
@@ -77,7 +79,7 @@ impl Call<'_> {
         }
     }
 
-    /// Like [`Call::do_each`]; the reply is an array, of which `work` writes one element per item.
+    /// Like [`Call::do_each`], but the reply is an array. `work` must write one element per item.
     #[inline]
     pub(crate) fn answer_each(
         &mut self,
@@ -91,8 +93,8 @@ impl Call<'_> {
         self.do_each(items, together, work)
     }
 
-    /// Like [`Call::do_each`] one item at a time; the reply is the number of items for which `work`
-    /// returned true.
+    /// Like [`Call::do_each`] for one item at a time, but the reply is the number of items for
+    /// which `work` returned true.
     #[inline]
     pub(crate) fn count_each(
         &mut self,

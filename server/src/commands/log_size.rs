@@ -1,15 +1,15 @@
-//! Upper bound of the log bytes that a group of changes needs. A group is logged in one batch
-//! (`store/src/commit`, C6), so it must fit into one.
+//! Computes an upper bound of the number of log bytes that a group of changes needs. A group is
+//! logged in one batch (`store/src/commit`, C6), so the group must fit into one batch.
 //!
 //! The bound is computed before the first change, from the encodings in
 //! `dataset/src/log_records.rs`, and reserved in the next batch
-//! ([`Call::alone`](crate::commands::call::Call::alone)). It is an upper bound, so a refused group
-//! might have fitted.
+//! ([`Call::alone`](crate::commands::call::Call::alone)). Because the bound is not exact, a group
+//! that is refused might have fitted.
 //!
 //! Splitting a group into several batches with an end mark was rejected. Every log reader
 //! (recovery, replica, `check`) would have to buffer incomplete groups of any size, and a snapshot
-//! could not start in the middle of one. Redis accepts an MSET of any size, and uses memory for all
-//! of it.
+//! could not start in the middle of a group. Redis accepts an MSET of any size, but buffers the
+//! whole command in memory.
 
 use crate::commands::run::select;
 use dataset::commit::MAX_CHANGE_BYTES;
@@ -22,26 +22,27 @@ use node::command::spec::flag;
 use node::command::table::find;
 use resp::Args;
 
-/// Size up to which the rough estimate is used without computing the exact one.
+/// Size in bytes up to which the rough estimate is used, without computing the exact bound.
 const ROUGH_BYTES: usize = 1 << 20;
-/// Encoded token: hash, time, hash of the increment, number of values.
+/// Size of an encoded token in bytes: hash, time, hash of the increment, number of values.
 const TOKEN_BYTES: usize = 16 + 5 + 4 + 1;
 
-/// Returns the maximum log size of these requests; an error if no batch can hold it.
+/// Returns the maximum log size of these requests in bytes. Fails if no batch can hold that many
+/// bytes.
 #[inline]
 pub(crate) fn of<'a, I: Iterator<Item = Args<'a>>>(
     engines: &Engines,
     requests: impl Fn() -> I,
 ) -> Result<usize, Refusal> {
-    // Rough estimate: each argument may change a pair, and a row in every space.
+    // For the rough estimate, each argument may change a pair, and also a row in every space.
     let most: usize = engines.log_bytes_of_pair()
         + engines.counters().iter().map(|space| engines.log_bytes_of_row(space)).sum::<usize>();
     let args: usize = requests().map(|args| args.len() + count_packed(args)).sum();
     if args * most <= ROUGH_BYTES { Ok(args * most) } else { exact_bound(engines, requests()) }
 }
 
-/// Returns whether a request may change a schema. Rows already waiting for the log may then grow,
-/// so no other group may have log space reserved.
+/// Returns whether a request may change a schema. Rows that wait to be logged may then grow, so no
+/// other group may have a reservation of log space at that time.
 pub(crate) fn may_change_schema(engines: &Engines, args: Args<'_>) -> bool {
     let spec = find(args.at(0)).and_then(|(_, spec)| select(spec, args).ok());
     spec.is_some_and(|(spec, _)| {
@@ -50,7 +51,7 @@ pub(crate) fn may_change_schema(engines: &Engines, args: Args<'_>) -> bool {
     })
 }
 
-/// Exact estimate: counts each row once.
+/// Computes the exact bound, which counts each row once.
 #[cold]
 fn exact_bound<'a>(
     engines: &Engines,

@@ -4,9 +4,10 @@
 //! sent, other connections of the worker run, and a write may wait for room. An error before the
 //! first element becomes the reply; a later error replaces every remaining element.
 //!
-//! Some requests run in one turn regardless of their length: inside a transaction, pages with MARK,
-//! actions with member counters, keys of a user with several selectors, and all requests in a
-//! cluster. `max_request_args` limits them. See `docs/decisions/0033-*.md`.
+//! Some requests run in one turn regardless of their length: requests inside a transaction, pages
+//! with MARK or AMONG, actions with member counters, requests for keys by a user with several
+//! selectors, and all requests in a cluster. `max_request_args` limits the length of these
+//! requests. See `docs/decisions/0033-*.md`.
 
 use crate::commands::call::counter_space;
 use crate::commands::check::{checked, note_rejected};
@@ -20,6 +21,7 @@ use crate::commands::run::{record_duration, run_turn};
 use crate::commands::turn::{Answer, Step, Turn};
 use crate::session::{Replies, Scratch, Session};
 use dataset::engines::Engines;
+use node::command::among;
 use node::command::error::{Refusal, refuse};
 use node::command::id_list::{self, ID_BYTES, count_packed, first_id};
 use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
@@ -28,10 +30,10 @@ use node::roles::node::Now;
 use resp::{Args, Reply, RequestQueue};
 use std::time::{Duration, Instant};
 
-/// Requests with fewer arguments run in one handler call.
+/// Number of arguments up to which a request runs in one handler call.
 const LONG_ARGS: usize = 1024;
-/// Requests with fewer keys run in one handler call if a space has an exact ledger. A lookup in the
-/// ledger's files takes up to 0.3 ms.
+/// Number of keys up to which a request runs in one handler call if a space has an exact ledger. A
+/// lookup in the ledger's files takes up to 0.3 ms.
 const LONG_LEDGER_ARGS: usize = 32;
 /// Maximum number of options after the ids of a page.
 const OPTIONS: usize = 4;
@@ -41,17 +43,17 @@ pub(crate) struct LongRequest {
     pub(crate) found: Found,
     spec: &'static Spec,
     pub(crate) step: Step,
-    /// Maximum number of items per turn.
+    /// Maximum number of items per handler call.
     most_items: usize,
     scratch: Scratch,
     took: Duration,
     /// Hash of the schema at the first handler call.
     shape: Option<u64>,
-    /// Error for all remaining items, after a failure.
+    /// Error for all remaining items, once an item has failed.
     refusal: Option<Refusal>,
 }
 
-/// Returns whether a request of `bytes` bytes is long enough to run in several turns.
+/// Returns whether a request is long enough to run in several turns. `bytes` is its size.
 #[inline]
 pub(crate) fn is_long(found: Found, args: Args<'_>, bytes: usize, node: Now<'_>) -> bool {
     args.len() > LONG_LEDGER_ARGS && (args.len() > LONG_ARGS || is_of_ledger(found, node))
@@ -63,14 +65,15 @@ fn has_many_packed(found: Found, args: Args<'_>) -> bool {
     found.is_some_and(|(_, spec)| spec.has(flag::PACKED)) && count_packed(args) > LONG_ARGS
 }
 
-/// Returns whether each key may need a disk read.
+/// Returns whether each key of a request may need a read of ledger files.
 fn is_of_ledger(found: Found, node: Now<'_>) -> bool {
     found.is_some_and(|(_, spec)| spec.may_read_sets())
         && node.loaded().is_some_and(|engines: &Engines| engines.ledgers().next().is_some())
 }
 
 impl LongRequest {
-    /// Returns `None` if the request must run in one handler call.
+    /// Creates the state of a long request. Returns `None` if the request must run in one handler
+    /// call.
     pub(crate) fn new(
         found: Found,
         args: Args<'_>,
@@ -89,7 +92,8 @@ impl LongRequest {
             && session.topology.is_none()
             && rights_are_per_key
             && !belongs_together
-            && spec.mark(args).is_none();
+            && spec.mark(args).is_none()
+            && among::position(args).is_none();
         let only_tests = spec.keys == KeyArgs::ids_of(Of::Pairs)
             && id_list::packed(spec, args).is_some()
             && !spec.may_write(args)
@@ -120,7 +124,7 @@ impl LongRequest {
             _ => (2, 1, 0),
         };
         let from = head + self.item() * step;
-        // Options before the ids shift the ids.
+        // If options precede the ids, the ids are at higher positions.
         let end = args.len().min(from + TURN_ITEMS * step + options);
         let tail = end.max(args.len() - options)..args.len();
         let mut part = RequestQueue::default();
@@ -128,7 +132,8 @@ impl LongRequest {
         part
     }
 
-    /// Returns the request with the packed ids of the next turn; `at` is their position.
+    /// Returns the request reduced to the packed ids of the next turn. `at` is the position of the
+    /// packed ids.
     fn part_of_packed(&self, args: Args<'_>, at: usize) -> RequestQueue {
         let ids = args.at(at);
         let from = ids.len().min(self.item() * ID_BYTES);
@@ -139,7 +144,7 @@ impl LongRequest {
         part
     }
 
-    /// Returns the next turn; `part` is [`LongRequest::part`] of `args`.
+    /// Returns the next turn. `part` must be the result of [`LongRequest::part`] for `args`.
     pub(crate) fn turn<'a>(&self, args: Args<'a>, part: Args<'a>) -> Turn<'a> {
         Turn { args, part, step: self.step, most_items: self.most_items }
     }
@@ -151,7 +156,8 @@ impl LongRequest {
         }
     }
 
-    /// Returns whether an array is partly sent. A push message must not be inserted into it.
+    /// Returns whether only a part of an array was sent so far. A push message must not be inserted
+    /// into the array.
     pub(crate) fn is_amid_reply(&self) -> bool {
         matches!(self.step, Step::Do(1..)) && self.scratch.elements > 0
     }
@@ -175,8 +181,8 @@ impl LongRequest {
         Ok(())
     }
 
-    /// Writes an error for the remaining items, at most [`TURN_ITEMS`] of them. Returns true once
-    /// the reply is complete.
+    /// Writes an error for each of the remaining items, but for at most [`TURN_ITEMS`] of them.
+    /// Returns true once the reply is complete.
     fn refuse(&mut self, refusal: Refusal, reply: &mut Reply<'_>) -> bool {
         if !self.is_amid_reply() {
             reply.error(refusal.text());
@@ -190,8 +196,8 @@ impl LongRequest {
     }
 
     /// Handles a failed sync of the changes of one handler call. The connection has already
-    /// replaced its array elements by errors. If the reply is an integer or a packed page, which is
-    /// sent at the end, it is replaced by this error.
+    /// replaced the array elements of that call by errors. An integer or a packed page is sent only
+    /// at the end, so this error replaces the whole reply.
     pub(crate) fn fail(&mut self, text: &str) {
         if self.scratch.elements == 0 {
             self.refusal = Some(Refusal::new(text.as_bytes().to_vec()));
@@ -199,7 +205,7 @@ impl LongRequest {
     }
 
     /// Returns the number of replies or array elements that a handler call has written, and the
-    /// number of bytes before them. `before` is the step at which the call began.
+    /// number of bytes that precede them. `before` is the step at which the call began.
     pub(crate) fn written(&self, before: Step, is_done: bool, out: &[u8]) -> (usize, usize) {
         let from = if let Step::Do(from) = before { from } else { 0 };
         let is_array = self.scratch.elements > 0 && (from > 0 || out.starts_with(b"*"));
@@ -471,7 +477,8 @@ mod tests {
     /// long. Each of the following calls checks 512 ids.
     const BEGUN: u64 = 2 + IDS.div_ceil(512);
 
-    /// Returns the reply to one request. Calls `behind` after each handler call, with its number.
+    /// Returns the reply to one request. After each handler call, calls `behind` with the number of
+    /// that call.
     fn in_turns(guest: &mut Guest, request: &[u8], mut behind: impl FnMut(u64)) -> String {
         let mut told = Vec::new();
         for turn in 1.. {
@@ -486,7 +493,7 @@ mod tests {
         String::from_utf8(told).unwrap()
     }
 
-    /// Each key may need a disk read.
+    /// A request is also long if each key may need a disk read.
     #[tokio::test]
     async fn a_request_for_keys_of_ledgers_takes_several_turns() {
         let folder = tempfile::tempdir().unwrap();
@@ -561,7 +568,8 @@ mod tests {
         assert_eq!(told, format!(":{IDS}\r\n"), "no row was deleted before");
     }
 
-    /// Otherwise the ACL would refuse and log each remaining key.
+    /// A long request ends when the user loses its permissions. Otherwise the ACL would refuse and
+    /// log each remaining key.
     #[tokio::test]
     async fn rights_that_are_taken_away_end_a_long_request() {
         let (_folder, node) = node();
@@ -585,7 +593,7 @@ mod tests {
         assert_eq!(forbidden(&mut guest).await, "1");
     }
 
-    /// After any error, the reply has errors for the remaining items.
+    /// After any error, the reply contains an error for each remaining item.
     #[tokio::test]
     async fn a_turn_that_is_refused_is_an_error_of_each_id_left() {
         for (head, form, done) in [
@@ -614,7 +622,8 @@ mod tests {
         }
     }
 
-    /// A write waits for room before every handler call. Without the wait it would be refused.
+    /// A write waits for room in the space before every handler call. Without the wait the write
+    /// would be refused.
     #[tokio::test]
     async fn a_writer_waits_for_room_before_it_writes() {
         let (_folder, node) = node();

@@ -1,4 +1,4 @@
-//! Cache prefetching for batches of small commands (HINCRBY, HMGET, SADD, FEED.ACT, ...).
+//! Prefetches cache lines for batches of small commands (HINCRBY, HMGET, SADD, FEED.ACT, ...).
 //!
 //! Without prefetching, each such command would wait for its own cache misses: a counter bucket, or
 //! two cache lines of a filter. Commands over many ids or keys prefetch their own items.
@@ -18,8 +18,8 @@ fn is_small(spec: &Spec) -> bool {
         || matches!(spec.keys, KeyArgs::Ids(..)) && spec.has(flag::WRITE)
 }
 
-/// Prefetcher for a batch. It caches the last space, because most requests of a batch name the
-/// same one.
+/// Prefetcher for a batch. The prefetcher caches the last space, because most requests of a batch
+/// name the same space.
 pub(crate) struct Prefetcher<'a> {
     engines: &'a Engines,
     rows: Option<(&'a CounterSpace, counter::Read<'a>)>,
@@ -32,7 +32,7 @@ impl<'a> Prefetcher<'a> {
         Prefetcher { engines, rows: None, pairs: None }
     }
 
-    /// Prefetches the memory of one request, if it is a small one.
+    /// Prefetches the memory of one request, if the request is small.
     #[inline]
     pub(crate) fn at(&mut self, found: Found, args: Args<'a>) {
         let Some((_, spec)) = found.filter(|(_, spec)| is_small(spec)) else { return };

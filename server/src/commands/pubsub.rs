@@ -12,11 +12,11 @@ use resp::Reply;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// After a message that was compared with more patterns or sent to more clients, the worker serves
-/// other connections.
+/// Maximum sum of patterns compared with a message and clients that receive the message. Above it,
+/// the worker serves other connections before the next request.
 const MAX_RECEIVERS_PER_TURN: usize = 256;
-/// Estimated nanoseconds ([`effort`](node::runtime::pubsub::Channels::effort)) above which another
-/// thread delivers the message.
+/// Estimated cost of a message in nanoseconds ([`effort`](node::runtime::pubsub::Channels::effort))
+/// above which another thread delivers the message.
 const MAX_PUBLISH_COST_NS: usize = 1_000_000;
 
 const PUBSUB: Group = Group::new("pubsub", "2.0.0", NO_KEYS);
@@ -181,7 +181,7 @@ fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     Ok(())
 }
 
-/// Removes all subscriptions without confirmation, for RESET and closed connections.
+/// Removes all subscriptions without confirmation. Called by RESET and when the connection closes.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     let own = std::mem::take(&mut session.subscriptions);
     for (kind, names) in Kind::ALL.into_iter().zip(own.names) {
@@ -192,7 +192,8 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
     update_client_counts(session);
 }
 
-/// Marks the reply of [`subscribe`] or [`unsubscribe`] as a push message.
+/// Records that the reply of [`subscribe`] or [`unsubscribe`] is a push message, which CLIENT REPLY
+/// OFF must not remove.
 fn mark_as_push(session: &mut Session) {
     update_client_counts(session);
     session.reply_is_push = session.replies != Replies::On && !session.in_exec;
@@ -222,8 +223,8 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     // Each pattern is compared with the message and counts as one receiver.
     let patterns = if kind == Kind::Channel { channels.len(Kind::Pattern) } else { 0 };
     let got = channels.publish(kind, channel, message, most);
-    // As in Redis 7.2, a client's own message follows the reply, and follows EXEC's reply as a
-    // whole.
+    // As in Redis 7.2, a client receives its own message after the reply. Inside EXEC, it receives
+    // the message after the whole reply of EXEC.
     call.session.messages_due |= call.session.listens();
     call.session.ends_turn |= patterns + got > MAX_RECEIVERS_PER_TURN;
     call.reply.count(got);
@@ -257,7 +258,8 @@ fn numpat(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Refuses other commands of a RESP2 subscriber, which could not distinguish replies from messages.
+/// Returns the error for a command that a RESP2 subscriber may not send. Such a client could not
+/// distinguish replies from messages.
 pub(crate) fn refuse_while_listening(spec: &Spec) -> Refusal {
     refuse!(
         "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are \

@@ -20,7 +20,7 @@ pub fn reference() -> String {
     for (title, tables) in FAMILIES {
         let _ = write!(out, "\n## {title}\n");
         for command in tables.iter().copied().flatten() {
-            // For a pure container, the rows of its subcommands suffice.
+            // A pure container is left out, because the rows of its subcommands suffice.
             let spec = &command.spec;
             if command.subcommands.is_empty() || spec.arity == -1 || spec.has(flag::NAMED) {
                 describe(&mut out, &command.spec);

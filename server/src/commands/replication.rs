@@ -63,9 +63,9 @@ pub(crate) const COMMANDS: &[Command] = &[
 
 const NOT_TO_REDIS: &str = "Not supported: a Redis server cannot replicate from Tidemark.";
 
-/// Handles the handshake of a Redis server configured to replicate from this one. NOMASTERLINK as
-/// the reply to PSYNC makes it retry once a second. After any other error it sends SYNC, fails, and
-/// reconnects in a tight loop.
+/// Handles the handshake of a Redis server that is configured to replicate from this server. If the
+/// reply to PSYNC is NOMASTERLINK, that server retries once a second. After any other error it
+/// would send SYNC, fail, and reconnect in a tight loop.
 fn foreign(call: &mut Call<'_>) -> Outcome {
     let why = "a Redis server cannot replicate from Tidemark; to copy rows to Redis, read them \
                with SCAN and HGETALL and write them with redis-cli --pipe";
@@ -76,17 +76,17 @@ fn foreign(call: &mut Call<'_>) -> Outcome {
     Err(refuse!("{code} {why}"))
 }
 
-/// Maximum time that a replica's request waits for a new master to begin its log, which takes one
-/// or two fsyncs.
+/// Maximum time that a replica's request waits until a new master has begun its log. Beginning the
+/// log takes one or two fsyncs.
 const LOG_START_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Redis's error text.
+/// Error of a node that cannot serve a replica now. The text is the same as in Redis.
 const NO_LINK: &str = "NOMASTERLINK Can't SYNC while not connected with my master";
-/// Redis's error text.
+/// Error for REPLICAOF during a failover. The text is the same as in Redis.
 const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
 
-/// Refuses role changes where the topology determines the role, with Redis's error text. Sentinel
-/// changes roles by commands, so they remain allowed with `[[shard]]`.
+/// Refuses role changes if the topology determines the role, with Redis's error text. With
+/// `[[shard]]`, role changes remain allowed, because Sentinel changes roles by commands.
 fn refuse_in_cluster(node: &Node, command: &str) -> Outcome {
     let is_told = node.cluster.is_enabled() && node.config().shard.is_empty();
     if is_told && node.cluster.topology().own().is_some() {
@@ -120,7 +120,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
         )
     };
     let peer = call.session.client.peer;
-    // EXEC may hold locks for which a commit would wait.
+    // EXEC may hold locks that a commit would wait for.
     let may_flush = !call.session.in_exec || call.session.may_suspend;
     call.answer_later(move |node, reply| {
         if may_flush && master.is_some() {
@@ -156,16 +156,16 @@ pub(crate) fn order(node: &Node, order: Order) -> Result<bool, Refusal> {
     given.map_err(|e| refuse!("ERR cannot save the role in the data folder: {e}"))
 }
 
-/// Ensures that a master's acknowledged writes are in the log before it becomes a replica; fails if
-/// the disk refuses them. Writes accepted between this call and the change of role are retried by
-/// the log thread (`node/src/roles/log_owner.rs`).
+/// Ensures that the acknowledged writes of a master are in the log before the master becomes a
+/// replica. Fails if the disk refuses these writes. The log thread retries writes that are accepted
+/// between this call and the change of role (`node/src/roles/log_owner.rs`).
 pub(crate) fn ensure_all_logged(node: &Node) -> Outcome {
     let is_writer = || node.replication.is_master() && node.replication.log_matches_role();
     if !is_writer() {
         return Ok(());
     }
     match node.durability.committer().flush() {
-        // The role has changed during the flush.
+        // Ignore the error if the role has changed during the flush.
         Err(_) if is_writer() => {
             let why = node.durability.refusal().unwrap_or_default();
             Err(refuse!("ERR earlier writes are not in the log yet and would be lost: {why}"))
@@ -219,9 +219,9 @@ fn role(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Parses Sentinel's hello message, which names the master it monitors:
+/// Parses Sentinel's hello message, which names the master that Sentinel monitors:
 /// `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. This node is that master if the
-/// address is its local or announced one.
+/// address is its local or its announced address.
 ///
 /// A master that learns from the message that it was replaced disconnects its clients. Otherwise
 /// they would get -READONLY for ten seconds, until Sentinel reconfigures the node.
@@ -264,7 +264,7 @@ pub(crate) fn handle_sentinel_hello(node: &Arc<Node>, sender: &Client, message: 
     }
 }
 
-/// Uses Redis's error texts.
+/// FAILOVER. The error texts are the same as in Redis.
 fn failover(call: &mut Call<'_>) -> Outcome {
     refuse_in_cluster(&call.node, "FAILOVER")?;
     let words = call.args.len();
@@ -372,8 +372,8 @@ impl FailoverAsked {
     }
 }
 
-/// Request of a master to hand its role to this replica. The master will follow this node on the
-/// same connection.
+/// Request from a master to take over its role. The master will follow this node on the same
+/// connection.
 struct TakeOver {
     offset: u64,
     lineage: String,
@@ -398,8 +398,8 @@ impl TakeOver {
     /// Makes this node a master. The role change is durable when this function returns.
     fn obey(&self, node: &Node) -> Outcome {
         let (ours, is_master) = (node.replication.term.load(Relaxed), node.replication.is_master());
-        // The old master repeats the request if it missed the reply. This node may already have
-        // been promoted, and may have handed the role to another node.
+        // The old master repeats the request if it did not receive the reply. In the meantime this
+        // node may have been promoted, and may even have handed the role to another node.
         let is_after = promotions(ours) > promotions(self.term);
         if self.lineage != node.store.lineage().to_string() || !(ours == self.term || is_after) {
             return Err(refuse!(
@@ -437,8 +437,8 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
         ));
     }
     let place = call.session.replicates.take();
-    // Refuse a node that follows itself: it would look like a replica in sync, but there would be
-    // no master.
+    // Refuse a node that would follow itself. It would look like a replica in sync, but there would
+    // be no master.
     let is_self = node.replication.link.lock().local == Some(call.session.client.peer);
     let take_over = TakeOver::read(call)?;
     if is_self && take_over.is_some() {
@@ -447,7 +447,8 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     if is_self || !node.replication.is_fit() {
         return Err(refuse!("{NO_LINK}"));
     }
-    // All refusals must precede the takeover: after a refusal the sender becomes master again.
+    // All refusals must precede the takeover, because the sender becomes master again after a
+    // refusal.
     let place = place.or_else(|| Place::take(&node, &call.session.client));
     let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
     // A replica that takes over cannot serve replicas until its own log begins.
@@ -481,8 +482,8 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// INFO replication, with Redis's field names.
-// Long: a statement for each line of the reply, in Redis's order.
+/// Section `replication` of INFO, with Redis's field names.
+// Long: this function has a statement for each line of the reply, in Redis's order.
 pub(crate) fn info(node: &Node, out: &mut String) {
     let replication = &node.replication;
     let config = node.config();
@@ -493,9 +494,9 @@ pub(crate) fn info(node: &Node, out: &mut String) {
     if let Some(master) = &master {
         let link = replication.link.lock().clone();
         let up = link.state == LinkState::Connected;
-        // A node with incomplete data must not be promoted. Sentinel selects by priority. The
-        // Kvrocks controller selects by offset, which may belong to a log that a full sync will
-        // drop.
+        // A node with incomplete data must not be promoted. Sentinel selects a replica by priority.
+        // The Kvrocks controller selects by offset, so report 0 while the offset may belong to a
+        // log that a full sync will drop.
         let is_fit = replication.is_fit() && node.is_loaded();
         let _ = write!(
             out,
@@ -516,7 +517,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
         }
         if !up {
             let down_s = link.down_since.map(|since| store::time::since(since).as_secs() as i64);
-            // As in Redis, -1 before the first link.
+            // As in Redis, the value is -1 before the first link.
             let down_s = down_s.unwrap_or(-1);
             let retry_s = link.due.map_or(0, |due| {
                 due.saturating_duration_since(std::time::Instant::now()).as_secs()

@@ -16,7 +16,7 @@ use resp::{Args, Reply};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// After a request with more arguments, the worker releases its buffers.
+/// Number of arguments of a request above which the worker releases its buffers afterwards.
 const MANY_ARGS: usize = 4096;
 
 pub(crate) fn run(
@@ -31,8 +31,8 @@ pub(crate) fn run(
     run_turn(spec, numbers, Turn::whole(args), reply, session, node, scratch).map(|_| ())
 }
 
-/// Executes a checked command, or makes one handler call of a long request. Inlined into [`run`],
-/// where the step is constant, which saves 50 instructions per command.
+/// Executes a checked command, or makes one handler call of a long request. The function is inlined
+/// into [`run`], where the step is constant. This saves 50 instructions per command.
 #[inline(always)]
 pub(crate) fn run_turn(
     spec: &'static Spec,
@@ -54,7 +54,7 @@ pub(crate) fn run_turn(
     }
     let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
     if step.begins_request() {
-        // Remove the ids of an earlier request, which this request has not read.
+        // Remove the ids that an earlier request has left.
         scratch.ids.clear();
     }
     if session.tracks_reads && spec.has(flag::READONLY) {
@@ -135,7 +135,8 @@ fn record_slow(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, n
     }
 }
 
-/// Checks the arity and selects the subcommand. Also returns the number of the subcommand, or 0.
+/// Checks the arity and selects the subcommand. Also returns the number of the subcommand, or 0 if
+/// there is none.
 #[inline]
 pub(crate) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Spec, u32), Refusal> {
     let wrong_arity =

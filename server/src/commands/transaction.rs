@@ -4,8 +4,8 @@
 //! stripes if a command may touch others (DBSIZE, TM.ROLL, ...). No other client's change of these
 //! ids can interleave, and all changes go into one batch of the log: after a crash either all or
 //! none exist. If the log has no room for the batch, EXEC waits before it begins (C8). Concurrent
-//! reads continue; writes of the same ids wait. Whether writes are accepted is checked once, under
-//! the stripes, so either all queued commands run or none.
+//! reads continue; writes of the same ids wait. EXEC checks once whether writes are accepted, while
+//! it holds the stripes. Therefore either all queued commands run, or none of them.
 //!
 //! A transaction that touches no data (Sentinel's SLAVEOF, CONFIG REWRITE, ...) takes no locks and
 //! may suspend while a command waits for the disk.
@@ -36,8 +36,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// CPU time per transaction for commands without data access. Administrative and O(1) commands are
-/// not counted. Apart from this, only the size of the transaction limits their number.
+/// CPU time that commands without data access may use per transaction. Administrative and O(1)
+/// commands are not counted; only the size of the transaction limits their number.
 const MAX_OTHER_CPU_TIME: Duration = Duration::from_millis(100);
 
 const TRANSACTIONS: Group = Group::new("transactions", "1.2.0", NO_KEYS);
@@ -63,7 +63,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Discards the watched keys.").since("2.2.0"),
 ];
 
-/// Drops a transaction and all watches when a connection ends.
+/// Discards the transaction and all watches of a connection. Called when the connection ends.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     session.transaction = None;
     session.client.queued.store(-1, Relaxed);
@@ -166,7 +166,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
             let may_change_schema = ids.is_none()
                 && transaction.requests().any(|args| log_size::may_change_schema(engines, args));
             let bytes = log_size::of(engines, || transaction.requests());
-            // A transaction that will be refused does not wait.
+            // A transaction that will be refused does not wait for log space.
             match bytes.and_then(|bytes| node.refusal().map_or(Ok(bytes), Err)) {
                 Ok(bytes) => {
                     reserved =
@@ -182,7 +182,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         call.session.ends_turn = ids.is_none();
         alone = Some(engines.exclusive(ids, reserved));
     }
-    // Discard the result of the wait, which a refused request has not taken.
+    // Discard the result of the wait if a refused request has not taken it.
     call.session.suspension.come();
     call.session.client.queued.store(-1, Relaxed);
     let has_changed =
@@ -228,7 +228,7 @@ fn check_routing(call: &Call<'_>, transaction: &Transaction) -> Outcome {
     router.outcome()
 }
 
-/// Executes queued commands from the saved progress on, until one suspends.
+/// Executes the queued commands, starting at the saved progress, until a command suspends.
 fn execute_rest(
     call: &mut Call<'_>,
     mut transaction: Transaction,
@@ -260,7 +260,7 @@ fn execute_rest(
     }
 }
 
-/// Returns EXEC's own error. As in Redis, remove the `ERR` prefix of the reason.
+/// Returns EXEC's own error. As in Redis, the prefix `ERR` of the reason is removed.
 #[cold]
 pub(crate) fn discarded(why: &Refusal) -> Refusal {
     let text = why.text();
@@ -268,7 +268,7 @@ pub(crate) fn discarded(why: &Refusal) -> Refusal {
     Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
 }
 
-/// Returns the ids that a transaction watches or may touch. `None` if they cannot be determined.
+/// Returns the ids that a transaction watches or may touch, or `None` if they cannot be determined.
 fn ids(
     engines: &Engines,
     transaction: &Transaction,
@@ -276,7 +276,7 @@ fn ids(
 ) -> Option<Vec<u64>> {
     let mut ids = Vec::with_capacity(transaction.len() + watched.len());
     for &(space, id) in watched.keys() {
-        // A write to any id may recycle a table, which changes the watched pairs in it.
+        // A write to any id may recycle a table. This changes the watched pairs in that table.
         if engines.existence_by_number(space).is_some() {
             return None;
         }
@@ -304,8 +304,8 @@ fn thread_time() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
-/// Executes one queued command and appends its reply or error. Adds the CPU time of a command
-/// without data access to `aside`, the total for [`MAX_OTHER_CPU_TIME`].
+/// Executes one queued command, and appends its reply or error. If the command does not access
+/// data, adds its CPU time to `aside`, the total that [`MAX_OTHER_CPU_TIME`] limits.
 fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
     let node = call.node;
     let mark = call.reply.mark();

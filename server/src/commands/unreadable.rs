@@ -1,4 +1,4 @@
-//! Errors of rows that could not be read from disk, for commands over many rows.
+//! Errors of rows that could not be read from disk, for commands that read many rows.
 
 use dataset::cold::UnreadableIds;
 use dataset::engines::WriteError;
@@ -32,8 +32,8 @@ impl UnreadableRows {
     }
 }
 
-/// Lets a multi-row delete continue after an unreadable row. Stores the first error in
-/// `unreadable`, to be returned at the end of the command.
+/// Lets a command that deletes many rows continue after a row that cannot be read. Stores the first
+/// error in `unreadable`. The command returns this error at the end.
 pub(crate) fn keep_first_unreadable(
     deleted: Result<bool, WriteError>,
     unreadable: &mut Option<WriteError>,

@@ -1,8 +1,9 @@
 //! Visibility of reads under `fsync = "always"`. A read may have returned a change that is not
-//! durable yet. Its reply then waits, so that a power loss cannot undo a change that a client has
-//! seen. See `docs/decisions/0009-what-is-shown-is-durable.md`.
+//! durable yet. The reply to the read then waits until the change is durable, so that a power loss
+//! cannot undo a change that a client has seen. See
+//! `docs/decisions/0009-what-is-shown-is-durable.md`.
 //!
-//! The check runs after each read command, on the ids that it names.
+//! The check runs after each read command, for the ids that the command names.
 
 use crate::commands::turn::{Step, Turn};
 use crate::session::Session;
@@ -11,8 +12,8 @@ use node::command::footprint::{Footprint, Reach};
 use node::command::spec::{KeyArgs, Spec, flag};
 use store::Ticket;
 
-/// Records which changes the reply depends on. `ids` are the ids read, for commands whose arguments
-/// are ids.
+/// Records which changes the reply depends on. If the arguments of the command are ids, `ids`
+/// contains the ids that were read.
 #[inline]
 pub(crate) fn note(
     spec: &Spec,

@@ -23,12 +23,12 @@ fn count(text: &[u8]) -> Result<usize, Refusal> {
     usize::try_from(n).map_err(|_| refuse!("ERR value is out of range, must be positive"))
 }
 
-/// Condition under which a node counts.
+/// Condition that a node must meet to be counted.
 #[derive(Clone, Copy)]
 enum WaitCondition {
-    /// Replicas have applied the writes.
+    /// The replica has applied the writes.
     Written,
-    /// The writes are durable, here or on replicas.
+    /// The writes are durable on the node.
     Durable,
 }
 
@@ -40,8 +40,8 @@ fn has(until: WaitCondition, offset: u64) -> impl Fn(&ConnectedReplica) -> bool 
     }
 }
 
-/// Waits for this node and for `replicas` replicas, until the deadline. Returns whether this node
-/// meets the condition, and the number of replicas that do.
+/// Waits until this node and `replicas` replicas meet the condition, or until the deadline. Returns
+/// whether this node meets the condition, and the number of replicas that do.
 async fn wait_until_met(
     node: &Node,
     ticket: store::Ticket,
@@ -73,7 +73,8 @@ async fn wait_until_met(
     over.ok().or_else(now).unwrap_or((false, 0))
 }
 
-/// Redis's error texts, which differ between the two commands.
+/// Fails on a replica. The error texts are the same as in Redis, and differ between the two
+/// commands.
 fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     if !call.node.replication.is_master() {
         return Err(refuse!(
@@ -84,7 +85,8 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     Ok(())
 }
 
-/// Replicas of this node do not receive writes that were made on other nodes.
+/// Fails if the connection has written on other nodes, because the replicas of this node do not
+/// receive those writes.
 fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
     if call.session.wrote_elsewhere {
         return Err(refuse!(
@@ -95,7 +97,7 @@ fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
     Ok(())
 }
 
-/// Redis's errors for a wait that ends before its timeout.
+/// Error of a wait that ends because the node was demoted. The text is the same as in Redis.
 pub(crate) const DEMOTED: &str =
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
 pub(crate) const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";

@@ -1,9 +1,10 @@
 //! Differential test of commands against a model of plain maps.
 //!
 //! The input chooses commands (counters, hashes, strings, sets, filters, pages; inside and outside
-//! transactions), keys of a small universe, and values. redis-protocol decodes each reply, which
-//! must equal the model's. Between batches a second client sends arbitrary commands with arbitrary
-//! words. These must only have one complete reply each, and reads must change nothing.
+//! transactions), keys of a small universe, and values. The crate redis-protocol decodes each
+//! reply, which must equal the reply of the model. Between batches a second client sends arbitrary
+//! commands with arbitrary arguments. Each of these must get exactly one complete reply, and reads
+//! must change nothing.
 
 mod choices;
 mod model;
@@ -39,13 +40,14 @@ fn node() -> Arc<Node> {
     alone(&CONFIG)
 }
 
-/// Creates a node without sockets that knows all commands.
+/// Creates a node without sockets, on which all commands are registered.
 pub(crate) fn alone(config: &Config) -> Arc<Node> {
     install();
     Host::alone(config)
 }
 
-/// Client without a socket. It waits for the syncs and cold reads that its replies depend on.
+/// Client without a socket. The client waits for the syncs and cold reads on which its replies
+/// depend.
 pub(crate) struct Guest {
     node: Arc<Node>,
     pub(crate) processor: RequestLoop,
@@ -85,8 +87,8 @@ impl Guest {
         RUNTIME.block_on(self.answers(&bytes))
     }
 
-    /// Executes requests up to the first one that has to wait. Returns the bytes consumed and the
-    /// replies. [`RequestLoop::stalled`] is then the future to wait for.
+    /// Executes requests up to the first one that must wait. Returns the number of bytes consumed,
+    /// and the replies. If a request must wait, [`RequestLoop::stalled`] is the future to wait for.
     pub(crate) fn step(&mut self, bytes: &[u8]) -> (usize, Vec<u8>) {
         self.turn.out.clear();
         let used = self.processor.execute(&self.node, &self.tallies, bytes, &mut self.turn);

@@ -1,8 +1,8 @@
 //! Fuzz targets for every parser of untrusted bytes in this crate, and a deterministic test that
 //! feeds them seeded random bytes.
 //!
-//! A target must return for any input. Accepted input, written and parsed again, must give the same
-//! value.
+//! A target must return for any input. If input is accepted, printing the parsed value and parsing
+//! the result again must give the same value.
 
 pub(crate) mod commands;
 
@@ -16,8 +16,8 @@ use std::path::Path;
 
 type Requests = Vec<Vec<Vec<u8>>>;
 
-/// Returns the requests found in `pieces`, and the refusal if any. Uses one scanner and one buffer
-/// for all pieces, like a connection.
+/// Returns the requests found in `pieces`, and the error text if a request was refused. Uses one
+/// scanner and one buffer for all pieces, as a connection does.
 fn scan(pieces: &[&[u8]], limits: &Limits) -> (Requests, Option<String>) {
     let (mut scanner, mut buf, mut found) = (Scanner::default(), Vec::new(), Vec::new());
     for piece in pieces {
@@ -45,8 +45,9 @@ fn scan(pieces: &[&[u8]], limits: &Limits) -> (Requests, Option<String>) {
     (found, None)
 }
 
-/// Scanner: chunking must not change the result, and redis-protocol must decode the same requests.
-/// The first input byte selects limits and chunk size.
+/// Fuzz target for the request scanner. Chunking must not change the result, and redis-protocol
+/// must decode the same requests. The first byte of the input selects the limits and the chunk
+/// size.
 pub fn scanner(input: &[u8]) {
     use redis_protocol::resp2::{decode::decode, types::OwnedFrame};
     let Some((&cut, bytes)) = input.split_first() else { return };
@@ -82,7 +83,7 @@ pub fn scanner(input: &[u8]) {
     }
 }
 
-/// ACL file: accepted users must print as lines that parse to the same users.
+/// Fuzz target for ACL files. Accepted users must print as lines that parse to the same users.
 pub fn users(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let security =
@@ -97,11 +98,13 @@ pub fn users(input: &[u8]) {
     assert_eq!(lines(&again), written);
 }
 
-/// Configuration file: accepted input must print as text that parses to the same configuration.
+/// Fuzz target for configuration files. Accepted input must print as text that parses to the same
+/// configuration.
 pub fn config(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let Ok(config) = Config::parse(text, Path::new("fuzz.toml")) else { return };
-    // An empty list prints no section, which parses as the default.
+    // Skip empty lists. An empty list prints no section, and a missing section parses as the
+    // default.
     if config.counter.is_empty()
         || config.existence.is_empty()
         || config.view.is_empty()
@@ -115,7 +118,8 @@ pub fn config(input: &[u8]) {
     assert_eq!(again, config);
 }
 
-/// Glob patterns and integers. The pattern ends at the first 0xff byte.
+/// Fuzz target for glob patterns and integers. The pattern ends at the first 0xff byte of the
+/// input.
 pub fn words(input: &[u8]) {
     if let Some(value) = natural(input) {
         assert_eq!(value.to_string().as_bytes(), input);

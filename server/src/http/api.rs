@@ -1,4 +1,4 @@
-//! `/api/*`: the dashboard's data as JSON; docs/admin.md describes the fields.
+//! `/api/*` returns the dashboard's data as JSON. docs/admin.md describes the fields.
 //!
 //! Ids are strings, because a JavaScript number has only 53 bits of precision.
 
@@ -15,17 +15,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-/// Maximum number of slow-log entries shown.
+/// Maximum number of slow-log entries in a response.
 const SLOW_ENTRIES: usize = 100;
-/// Maximum number of clients shown.
+/// Maximum number of clients in a response.
 const CLIENTS: usize = 1000;
 
-/// Memory of Redis 7.0.15 for the same data, measured by the demo: bytes per hash of four counters,
-/// and bytes per member of a set of likes.
+/// Memory that Redis 7.0.15 uses for the same data, as measured by the demo: bytes per hash of four
+/// counters, and bytes per member of a set of likes.
 const REDIS_ROW_BYTES: f64 = 139.5;
 const REDIS_PAIR_BYTES: f64 = 119.5 / 8.0;
 
-/// Global metrics and error texts; excludes metrics by space, command or replica.
+/// Global metrics and error texts. Metrics of single spaces, commands or replicas are not included.
 pub(super) fn status(node: &Arc<Node>) -> Value {
     let sample = Sample::new(node.clone());
     let values: Map<String, Value> = metrics::values(&sample).collect();

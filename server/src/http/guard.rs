@@ -1,9 +1,9 @@
 //! Access control of the admin port.
 //!
-//! The admin port is read-only. On the loopback interface it needs no password unless the RESP port
-//! needs one. On any other address, or if the default user has a password, HTTP basic
-//! authentication is required. The ACL user must be allowed to run the equivalent command: SLOWLOG
-//! GET or CLIENT LIST (category @admin), or FEED.GET on the view.
+//! The admin port is read-only. On the loopback interface the admin port requires no password,
+//! unless the RESP port requires one. On any other address, or if the default user has a password,
+//! HTTP basic authentication is required. The ACL user must be allowed to run the equivalent
+//! command: SLOWLOG GET or CLIENT LIST (category @admin), or FEED.GET on the view.
 //!
 //! Other web pages cannot read responses, because no CORS header allows it. DNS rebinding would
 //! circumvent this. A request whose `Host` is a name other than localhost, `admin.bind` or one of
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// Delay before the response to a wrong password.
 const WRONG_PASSWORD: Duration = Duration::from_millis(500);
 
-/// Access policy, derived from the bound address.
+/// Access policy of the admin port, derived from the address to which the port is bound.
 pub(super) struct AccessPolicy {
     is_local: bool,
 }
@@ -40,7 +40,7 @@ impl AccessPolicy {
         AccessPolicy { is_local: address.ip().to_canonical().is_loopback() }
     }
 
-    /// Checks whether the sender may run this command; the error is the response.
+    /// Checks whether the sender may run this command. If not, the error is the response to send.
     pub(super) async fn check_access(
         &self,
         node: &Node,
@@ -87,8 +87,8 @@ fn full_name(command: &[&str]) -> String {
     }
 }
 
-/// Returns whether `Host` denotes this server: an address, localhost, or one of `names`. Browsers
-/// always send `Host`, so an empty one is accepted.
+/// Returns whether `Host` denotes this server. It must be an IP address, localhost, or one of
+/// `names`. Browsers always send `Host`, so an empty `Host` is accepted.
 pub(super) fn is_own_host<'n>(host: &str, mut names: impl Iterator<Item = &'n str>) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,

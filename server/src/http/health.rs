@@ -1,4 +1,4 @@
-//! `/readyz`: whether a load balancer should send traffic to this node.
+//! `/readyz` reports whether a load balancer should send traffic to this node.
 
 use super::answer::{Answer, text};
 use hyper::StatusCode;
@@ -6,7 +6,7 @@ use node::roles::LinkState;
 use node::roles::node::Node;
 use std::path::Path;
 
-/// Returns the reason why this node should get no traffic, if any.
+/// Returns the reason why this node should not receive traffic, if there is one.
 pub(super) fn unready(node: &Node) -> Option<String> {
     reason(node).map(|why| without_paths(node, &why))
 }
@@ -54,7 +54,8 @@ fn reason(node: &Node) -> Option<String> {
             "a replica has more data than this master and refuses to follow it".to_owned()
         });
     }
-    // Checked on replicas as well: a failing disk prevents a replica from following its master.
+    // This is checked on replicas as well, because a failing disk prevents a replica from following
+    // its master.
     if let Some(why) = node.durability.refusal() {
         return Some(why);
     }

@@ -76,7 +76,7 @@ fn sums(node: &Node) -> Sums {
 
 fn point(node: &Node, before: &Sums, now: &Sums) -> Point {
     let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
-    // Counters decrease after CONFIG RESETSTAT or a full sync.
+    // The difference is 0 if a counter has decreased, as after CONFIG RESETSTAT or a full sync.
     let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / seconds;
     let earlier = |class: usize| before.page_classes.get(class).copied().unwrap_or(0);
     let classes: Vec<u64> =

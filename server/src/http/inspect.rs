@@ -1,4 +1,4 @@
-//! `/api/page`: the result of FEED.GET, with the source of each value.
+//! `/api/page` returns the result of FEED.GET, with the source of each value.
 
 use super::answer::{Answer, json, wrong};
 use super::guard::{AccessPolicy, AdminRequest};

@@ -29,9 +29,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
-/// Maximum number of connections. Another connection closes the oldest one.
+/// Maximum number of connections. When the maximum is reached, a new connection closes the oldest
+/// connection.
 const MAX_CONNECTIONS: usize = 64;
-/// Timeout for a complete request head. Also the idle timeout.
+/// Timeout for receiving a complete request head. It is also the idle timeout of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum interval between log lines about failing accepts.
 const SAY_EVERY: Duration = Duration::from_secs(60);
@@ -43,8 +44,8 @@ struct Admin {
     history: History,
 }
 
-/// Opens the admin port. Returns `None` if it is disabled, or if the port is in use. Another node
-/// on this machine may use the port, and that must not prevent startup.
+/// Opens the admin port. Returns `None` if the admin port is disabled or already in use. Another
+/// node on this machine may use the port, which must not prevent startup.
 pub(crate) fn listen(config: &node::config::Config) -> io::Result<Option<TcpListener>> {
     let admin = &config.admin;
     if admin.port == 0 {
@@ -159,7 +160,7 @@ async fn answer(
     Ok(response)
 }
 
-/// Headers of every response: no external resources, no framing, no caching.
+/// Headers of every response. They forbid external resources, framing and caching.
 const HEADERS: [(HeaderName, &str); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,

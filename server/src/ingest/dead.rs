@@ -1,6 +1,6 @@
-//! Dead letters: events that could not be applied, as one JSON object per line in a file of bounded
-//! size. The letter is written before the offset advances. A crash may duplicate a letter but never
-//! loses one.
+//! Dead letters are events that could not be applied. They are stored as one JSON object per line,
+//! in a file of bounded size. A dead letter is written before the offset advances. A crash may
+//! therefore duplicate a letter, but never loses one.
 
 use base64::Engine as _;
 use dataset::clock::unix_ms;
@@ -37,7 +37,7 @@ impl DeadLetterFile {
         DeadLetterFile { path, file: None }
     }
 
-    /// Counts the event, and writes it if the file has room.
+    /// Counts the event as poison, and writes the dead letter if the file has room.
     pub(super) fn put(&mut self, source: &Source, letter: &DeadLetter<'_>) {
         source.poison.fetch_add(1, Relaxed);
         let shown = source.shown(letter.message);

@@ -1,4 +1,4 @@
-//! Strict parser for events in broker messages. Anything malformed is a poison event.
+//! Strict parser for the events in broker messages. A malformed event is a poison event.
 //!
 //! A message holds any number of events, either as lines of JSON objects or in a binary format,
 //! concatenated:
@@ -112,7 +112,7 @@ fn read_json<'a>(line: &'a [u8], config: &Ingest) -> Read<'a> {
     Ok(event)
 }
 
-/// Deserializes an object with the configured field names.
+/// Deserializes a JSON object whose fields have the configured names.
 struct Object<'c>(&'c Ingest);
 
 impl<'de> DeserializeSeed<'de> for Object<'_> {
@@ -153,7 +153,8 @@ impl<'de> Visitor<'de> for Object<'_> {
         let wrong =
             |name: &str, what: &str| A::Error::custom(format!("'{name}' is not a valid {what}"));
         let missing = |name: &str| A::Error::custom(format!("missing field '{name}'"));
-        // Some serializers write null for an absent field.
+        // A field with the value null counts as absent, because some serializers write null for an
+        // absent field.
         let is_there = |scalar: &Scalar<'de>| !matches!(scalar, Scalar::Null);
         let [name, id, member, field, value] = found.map(|scalar| scalar.filter(is_there));
         let name = match name.ok_or_else(|| missing(&config.event_name))? {
@@ -193,7 +194,7 @@ impl<'de> Visitor<'de> for Object<'_> {
     }
 }
 
-/// A string, borrowed unless it has escapes.
+/// A string. It is borrowed, unless the JSON string contains escapes.
 struct Word<'de>(Cow<'de, str>);
 struct AsWord;
 
@@ -230,7 +231,8 @@ enum Scalar<'de> {
 }
 
 impl Scalar<'_> {
-    /// Languages without 64-bit integers send numbers as strings.
+    /// Returns the value as a number. Also parses strings, because languages without 64-bit
+    /// integers send numbers as strings.
     fn natural(&self) -> Option<u64> {
         match self {
             Scalar::Number(number) => Some(*number),
@@ -288,7 +290,7 @@ impl<'de> Visitor<'de> for AsScalar {
 }
 
 /// Returns an error if a configured event refers to an action or counter that does not exist. The
-/// source then waits.
+/// source then waits until it exists.
 pub(super) fn missing(mapped: &[Mapped], engines: &Engines) -> Option<String> {
     mapped.iter().find_map(|mapped| {
         let why = target(mapped.verb, &mapped.target, engines).err()?;

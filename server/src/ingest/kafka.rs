@@ -1,8 +1,9 @@
 //! Kafka reader: fetches each partition from Tidemark's own offset, without a consumer group.
 //!
-//! rskafka is written in Rust and can fetch one partition from a given offset, which is sufficient.
-//! librdkafka would add a C library with threads, queues and group offsets that are not used here.
-//! Limitation of rskafka: it also returns records of aborted transactions.
+//! The crate rskafka is written in Rust and can fetch one partition from a given offset, which is
+//! sufficient here. The alternative, librdkafka, is a C library with threads, queues and group
+//! offsets that Tidemark would not use. A limitation of rskafka is that it also returns records of
+//! aborted transactions.
 
 use super::reading::{CHUNK_BYTES, Chunk, IDLE, ReadStopReason, ends_before, hash_of, record_gap};
 use node::config::Ingest;
@@ -16,15 +17,16 @@ use std::time::Duration;
 
 /// Maximum time that rskafka retries before it returns an error.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum response size, used for a batch that exceeds [`CHUNK_BYTES`].
+/// Maximum response size in bytes. Used for a batch that exceeds [`CHUNK_BYTES`].
 const MAX_RESPONSE_BYTES: i32 = 64 << 20;
-/// Pause after an empty fetch before the end of the partition. Transaction markers cause such
+/// Pause after an empty fetch before the end of the partition. Transaction markers cause empty
 /// fetches.
 const EMPTY_FETCH_DELAY: Duration = Duration::from_millis(50);
 
 impl From<Error> for ReadStopReason {
     fn from(error: Error) -> ReadStopReason {
-        // rskafka's own text contains the whole request.
+        // Use only this part of the error, because rskafka's own error text contains the whole
+        // request.
         ReadStopReason::Broken(match error {
             Error::ServerError { protocol_error, error_message, .. } => match error_message {
                 Some(message) => format!("Kafka: {protocol_error}: {message}"),
@@ -140,7 +142,8 @@ impl Reader {
             return Err(ends_before(source, u128::try_from(end).unwrap_or(0), next));
         }
         if records.is_empty() && end > offset {
-            // Such brokers also return nothing for an offset that was truncated.
+            // Brokers that accept such an offset also return nothing for an offset that was
+            // truncated.
             let first = self.end(OffsetAt::Earliest).await?;
             if first > next {
                 return self.out_of_range(source, next, chunk).await;
@@ -170,8 +173,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Reports an empty fetch before the end of the partition. One missing record is normally a
-    /// transaction marker. More of them may be an oversized batch.
+    /// Reports an empty fetch before the end of the partition. A single missing record is normally
+    /// a transaction marker. Several missing records may be an oversized batch.
     fn log_empty_fetch(&self, source: &Source, many: i64) {
         source.stand(self.partition, State::Waiting);
         let why = format!(
@@ -184,8 +187,8 @@ impl Reader {
         }
     }
 
-    /// Handles an offset outside the partition. An offset before the first message is a gap; one
-    /// after the last message halts the source.
+    /// Handles an offset outside the partition. An offset before the first message is a gap. An
+    /// offset after the last message halts the source.
     async fn out_of_range(
         &self,
         source: &Source,

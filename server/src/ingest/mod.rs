@@ -1,4 +1,4 @@
-//! Ingest: applies broker events exactly once, on a thread of the master.
+//! Ingest applies broker events exactly once. It runs on a thread of the master.
 //!
 //! ```text
 //!   broker -> nats, kafka, redis   one reader per partition, from the stored offset on
@@ -38,14 +38,15 @@ use tokio::task::JoinSet;
 
 /// Interval at which a waiting source checks whether it may read.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Retry delay after the first failure. Doubles up to `MAX_RETRY_DELAY`.
+/// Retry delay after the first failure. The delay doubles with each further failure, up to
+/// `MAX_RETRY_DELAY`.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Interval at which a topic is checked for new partitions.
 const PARTITION_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of partitions read per topic; each needs a task and a buffer.
 const MAX_PARTITIONS: usize = 4096;
-/// Reader of one partition, by broker.
+/// Reader of one partition, for each kind of broker.
 enum Reader {
     #[cfg(feature = "nats")]
     Nats(Box<nats::Reader>),
@@ -68,8 +69,9 @@ async fn partitions(config: &Ingest, broker: Broker) -> Result<Vec<u32>, ReadSto
 }
 
 impl Reader {
-    /// Opens a reader at `at`. Without an offset, the reader starts after the last message if
-    /// `is_new`, otherwise at the first one. Also returns the offset at which it starts.
+    /// Opens a reader that starts at the offset `at`. If there is no offset, the reader starts
+    /// after the last message if `is_new`, and at the first message otherwise. Also returns the
+    /// offset at which the reader starts.
     async fn open(
         source: &Source,
         partition: u32,
@@ -103,14 +105,15 @@ impl Reader {
         if let Some(at) = at.filter(|at| at.hash != 0) {
             reader.check_last(source, at).await?;
         }
-        // After a gap, the event count refers to a removed message, so it restarts at 0.
+        // After a gap, the event count refers to a message that the broker has removed. The count
+        // therefore restarts at 0.
         let at = at.filter(|at| source.number(at.message) == source.number(next));
         let at = at.map(|at| Offset { message: next, ..at });
         Ok((reader, at.unwrap_or(Offset { message: next, ..Offset::default() })))
     }
 
-    /// Fails if the broker has a different message at the last applied offset. A message that the
-    /// broker has removed cannot be checked.
+    /// Fails if the broker has a different message at the last applied offset. If the broker has
+    /// removed the message, the check is skipped.
     async fn check_last(&mut self, source: &Source, at: Offset) -> Result<(), ReadStopReason> {
         let Some(last) = at.message.checked_sub(u128::from(at.events == 0)) else { return Ok(()) };
         let found = match self {
@@ -176,7 +179,7 @@ async fn measure(source: Arc<Source>) {
     }
 }
 
-/// Reads all partitions of a source forever, and discovers new ones.
+/// Reads all partitions of a source forever, and starts reading new partitions as they appear.
 async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
     let mut known = 0;
     let mut flows = JoinSet::new();
@@ -248,7 +251,8 @@ async fn wait_until_allowed(host: &Host, source: &Source, partition: u32, says: 
     while let Err(state) = may_read(host, source) {
         if says {
             source.stand(partition, state);
-            // A replica reports no lag, because it does not read the source. A paused source does.
+            // A replica reports a lag of 0, because it does not read the source. A paused source
+            // keeps reporting its lag.
             if state == State::Idle {
                 source.lags(partition, 0);
             }
@@ -313,8 +317,8 @@ async fn read_on(
     partition: u32,
     is_new: bool,
 ) -> Result<std::convert::Infallible, ReadStopReason> {
-    // Read the command counter before the offset. A command that changes the offset later then
-    // stops this reader.
+    // Read the command counter before the offset. If a command changes the offset later, the change
+    // of the counter then stops this reader.
     let orders = source.orders();
     source.stand(partition, State::Connecting);
     let known = host.node().engines().offsets.get(&source.config.name, partition);

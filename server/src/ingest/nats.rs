@@ -16,9 +16,9 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The broker deletes a consumer after this time without requests.
+/// Time without requests after which the broker deletes a consumer.
 const CONSUMER_EXPIRY: Duration = Duration::from_secs(60);
-/// Maximum response size. A larger message is requested individually.
+/// Maximum response size in bytes. A larger message is requested individually.
 const MAX_RESPONSE_BYTES: usize = 8 * CHUNK_BYTES;
 /// Broker's error if the next message exceeds the requested size.
 const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
@@ -30,8 +30,8 @@ fn broken(error: impl Display) -> ReadStopReason {
 /// Reader of one stream.
 ///
 /// The low 64 bits of an offset are the stream sequence, the high bits the stream's creation time.
-/// This detects a stream that was deleted and recreated, even if its sequence numbers have reached
-/// the stored offset.
+/// The creation time detects that a stream was deleted and recreated, even if the sequence numbers
+/// of the new stream have already reached the stored offset.
 pub(super) struct Reader {
     client: async_nats::Client,
     /// Creation time of the stream, shifted to the high half of an offset.
@@ -40,7 +40,8 @@ pub(super) struct Reader {
     consumer: Consumer<pull::Config>,
     /// Consumer sequence of the last delivered message.
     delivered: u64,
-    /// Stream sequence and hash of the last applied message, until the first message arrives.
+    /// Stream sequence and hash of the last applied message. `None` once the first message has
+    /// arrived.
     last: Option<(u64, u64)>,
     /// Whether the last message read was the last one of the stream.
     is_idle: bool,
@@ -52,8 +53,8 @@ fn made_at(info: &jetstream::stream::Info) -> u128 {
     u128::from(u64::try_from(nanoseconds).unwrap_or(0)) << 64
 }
 
-/// Halts the source if the offset belongs to an earlier stream of this name. An offset set by an
-/// operator contains no creation time.
+/// Halts the source if the offset belongs to an earlier stream of this name. An offset that an
+/// operator has set contains no creation time, and is accepted.
 fn check_made(source: &Source, ours: u128, made: u128) -> Result<(), ReadStopReason> {
     let (ours, made) = (ours >> 64, made >> 64);
     if ours == 0 || made == 0 || ours == made {
@@ -73,7 +74,8 @@ async fn connect(source: &Source) -> Result<async_nats::Client, ReadStopReason> 
         .connection_timeout(ANSWER_TIMEOUT / 2)
         .request_timeout(Some(ANSWER_TIMEOUT / 2))
         .require_tls(config.tls)
-        // After a lost connection, a new reader with a new consumer is needed.
+        // Do not reconnect, because after a lost connection a new reader with a new consumer is
+        // needed.
         .max_reconnects(1)
         .subscription_capacity(2 * CHUNK_MESSAGES);
     options = match (config.user.as_str(), config.password.as_str()) {
@@ -203,9 +205,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Determines whether the messages skipped by a jump were removed or have another subject. The
-    /// stream's first sequence only increases. If it is less than the skipped sequences now, it was
-    /// less when the message was delivered.
+    /// Determines how many of the messages skipped by a jump were removed; the others have another
+    /// subject. The first sequence of the stream only increases. If it is less than a skipped
+    /// sequence now, it was also less when the message was delivered.
     async fn look_for_gap(
         &mut self,
         source: &Source,

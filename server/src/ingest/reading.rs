@@ -7,26 +7,27 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Approximate number of bytes per read, which are buffered per partition.
+/// Approximate number of bytes per read. This many bytes are buffered per partition.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 pub(super) const CHUNK_MESSAGES: usize = 4096;
 
-/// Timeout of a broker's reply. Doubles after each timeout, up to `MAX_ANSWER_TIMEOUT`.
+/// Timeout for a reply of the broker. The timeout doubles each time it expires, up to
+/// `MAX_ANSWER_TIMEOUT`.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(320);
 
-/// Time that a reader waits for the next message.
+/// Maximum time that a reader waits for the next message.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
 /// Reason why reading a partition stopped.
 pub(super) enum ReadStopReason {
-    /// Change of role, pause, new offset, or shutdown.
+    /// A change of role, a pause, a new offset, or a shutdown stopped the reader.
     Ordered,
     /// Broker error; the reader retries.
     Broken(String),
-    /// Requires a decision of an operator; the reader does not retry.
+    /// An operator must decide how to continue. The reader does not retry.
     Halt(String),
 }
 
@@ -46,7 +47,7 @@ pub(super) struct Chunk {
 
 pub(super) struct Message {
     pub(super) offset: u128,
-    /// Range in [`Chunk::bytes`].
+    /// Range of the payload in [`Chunk::bytes`].
     pub(super) payload: Range<usize>,
     /// Hash stored with the offset; 0 for a placeholder of removed messages.
     pub(super) hash: u64,
@@ -71,15 +72,15 @@ impl Chunk {
         self.messages.push(Message { offset, payload: start..self.bytes.len(), hash });
     }
 
-    /// Adds a placeholder for removed messages up to `last`.
+    /// Adds a placeholder for removed messages, up to and including `last`.
     pub(super) fn pass_over(&mut self, last: u128) {
         self.push(last, b"", 0);
     }
 }
 
-/// Limits the time of a broker's reply, so that the reader reconnects if a broker or a link hangs.
-/// Each timeout doubles the next one, because a slow broker may still process the abandoned
-/// request.
+/// Limits the time that the broker may take to reply. The reader thus reconnects if a broker or a
+/// link hangs. Each timeout doubles the next timeout, because a slow broker may still process the
+/// abandoned request.
 pub(super) async fn with_timeout<T>(
     source: &Source,
     answer: impl Future<Output = T>,
@@ -94,8 +95,8 @@ pub(super) async fn with_timeout<T>(
     })
 }
 
-/// Records messages that the broker removed before they were read, and always logs them. `lost` is
-/// their number, if known.
+/// Records that the broker removed messages before they were read. Always logs this event. `lost`
+/// is the number of removed messages, if known.
 pub(super) fn record_gap(source: &Source, partition: u32, lost: Option<u64>, from: u128, to: u128) {
     source.gaps.fetch_add(1, Relaxed);
     source.gap_messages.fetch_add(lost.unwrap_or(0), Relaxed);
@@ -123,8 +124,8 @@ pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> ReadStopRea
     ))
 }
 
-/// Fails if the broker's message differs from the last applied one. `found` is `None` if the broker
-/// no longer has the message.
+/// Fails if the broker's message differs from the message that was applied last. `found` is the
+/// hash of the broker's message, or `None` if the broker no longer has the message.
 pub(super) fn compare(
     source: &Source,
     last: u128,

@@ -1,7 +1,8 @@
 //! Redis stream reader, based on XREAD.
 //!
 //! Each read runs XINFO STREAM and XREAD in one transaction, so trimming is detected at the moment
-//! of the read. From the second read on, `entries-added` gives the number of trimmed entries.
+//! of the read. From the second read on, the number of trimmed entries is known from
+//! `entries-added`.
 
 use super::reading::{
     CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, ReadStopReason, ends_before, hash_of, record_gap,
@@ -32,9 +33,9 @@ pub(super) struct Reader {
 struct Info {
     first: Option<u128>,
     last: u128,
-    /// Position of the first entry, and position after the last one. Redis 7 and later.
+    /// Position of the first entry, and position after the last entry. Known from Redis 7 on.
     indexes: Option<(u64, u64)>,
-    /// Highest id deleted by XDEL. Redis 7 and later.
+    /// Highest id that was deleted by XDEL. Known from Redis 7 on.
     deleted: u128,
     entries: u64,
 }
@@ -102,8 +103,8 @@ impl Reader {
         }
     }
 
-    /// Returns the hash of an entry, or `None` if it was trimmed or deleted. Returns the hash of
-    /// empty content if the stream never had the entry.
+    /// Returns the hash of an entry, or `None` if the entry was trimmed or deleted. If the stream
+    /// never contained the entry, returns the hash of empty content.
     pub(super) async fn hash_of(
         &mut self,
         source: &Source,
@@ -227,7 +228,7 @@ impl Reader {
         let deleted = Some(info.deleted).filter(|&id| id >= next && id > self.deleted);
         if let Some(id) = deleted {
             self.deleted = id;
-            // XINFO does not tell which entries before `id` existed.
+            // XINFO does not report which entries existed before `id`.
             let end = trimmed.map_or(0, |(first, _)| first).max(id + 1);
             record_gap(source, 0, None, next, end);
         } else if let Some((first, lost)) = trimmed {
@@ -235,8 +236,8 @@ impl Reader {
         }
     }
 
-    /// Returns the first remaining entry and the number of trimmed entries from `next` on, if any
-    /// were trimmed.
+    /// Returns the id of the first remaining entry, and the number of entries trimmed from `next`
+    /// on. Returns `None` if none of them were trimmed.
     fn look_for_trim(&mut self, next: u128, info: &Info) -> Option<(u128, Option<u64>)> {
         let (first, (first_index, _)) = info.first.zip(info.indexes)?;
         if first < next {
@@ -248,7 +249,7 @@ impl Reader {
         is_lost.then(|| (first, index.map(|index| first_index - index)))
     }
 
-    /// Waits for a new entry, up to [`IDLE`].
+    /// Waits for a new entry for at most [`IDLE`].
     async fn wait(&mut self, behind: &str) -> Result<(), ReadStopReason> {
         let (key, ms) = (self.key.clone(), IDLE.as_millis().to_string());
         let ms = ms.as_bytes();

@@ -24,7 +24,7 @@ use store::time;
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Time after which refusals of outlier ids no longer count as temporary.
 const TEMPORARY_REFUSAL_TIME: Duration = Duration::from_secs(1);
-/// Time without such refusals after which [`TEMPORARY_REFUSAL_TIME`] starts again.
+/// Time without refusals of outlier ids after which [`TEMPORARY_REFUSAL_TIME`] starts over.
 const REFUSAL_RESET_TIME: Duration = Duration::from_secs(60);
 
 struct Item<'a> {
@@ -135,7 +135,7 @@ impl<'a> EventApplier<'a> {
             let halts = self.write_dead_letters(items, &engines);
             let (items, to) = match halts {
                 Some((0, why)) => return Err(ReadStopReason::Halt(why)),
-                // Apply the events before the one that halts the source.
+                // Apply the events that precede the event which halts the source.
                 Some((place, _)) => (&items[..place], items[place].at),
                 None => (&*items, end),
             };
@@ -145,14 +145,14 @@ impl<'a> EventApplier<'a> {
                 node.durability.room_for(bytes).await;
                 continue;
             };
-            // No `await` from here to the end of the step.
+            // There must be no `await` from here to the end of the step.
             let turn = node.ingest.tallies.enter();
             if let Some(why) = refusal(&node) {
                 drop((turn, reserved));
                 self.wait(&why).await?;
                 continue;
             }
-            // The schema may have changed during the waits.
+            // The schema may have changed while this function waited.
             let engines = node.engines();
             let (step, done) = self.step(items, to, &engines, reserved)?;
             drop(turn);
@@ -175,8 +175,8 @@ impl<'a> EventApplier<'a> {
         }
     }
 
-    /// Writes dead letters of poison events. With `poison = "stop"`, returns the first poison event
-    /// instead.
+    /// Writes the dead letters of poison events. If `poison = "stop"` is configured, returns the
+    /// first poison event instead.
     fn write_dead_letters(
         &mut self,
         items: &mut [Item<'_>],
@@ -209,7 +209,7 @@ impl<'a> EventApplier<'a> {
         None
     }
 
-    /// Executes one step; returns its result and the number of items completed.
+    /// Executes one step. Returns the result of the step and the number of items completed.
     fn step(
         &mut self,
         items: &[Item<'_>],
@@ -273,7 +273,7 @@ impl<'a> EventApplier<'a> {
         Ok((step, done))
     }
 
-    /// Waits until the node accepts changes; fails if this node must not apply any.
+    /// Waits until the node accepts changes. Fails if this node must not apply any changes.
     async fn may_change(&self) -> Result<(), ReadStopReason> {
         loop {
             if may_read(self.host, self.source).is_err() {
@@ -316,8 +316,8 @@ fn refusal(node: &Node) -> Option<String> {
     node.refusal().map(|refusal| String::from_utf8_lossy(refusal.text()).into_owned())
 }
 
-/// Returns whether a refusal is temporary: the change can succeed when memory is available or the
-/// disk is readable. `outlier_refusals` is the field of [`EventApplier`].
+/// Returns whether a refusal is temporary, so that the change can succeed once memory is available
+/// or the disk is readable. `outlier_refusals` is a field of [`EventApplier`].
 fn passes(error: &WriteError, outlier_refusals: &mut Option<(Instant, Instant)>) -> bool {
     match error {
         WriteError::Counter(counter::Error::TooManyOutliers { .. }) => {
@@ -340,8 +340,8 @@ fn passes(error: &WriteError, outlier_refusals: &mut Option<(Instant, Instant)>)
 }
 
 /// Records that the space refused an outlier id. Returns whether the refusals have lasted longer
-/// than `TEMPORARY_REFUSAL_TIME`. Until then they may be temporary: a new table range may open, or
-/// other spaces may release memory.
+/// than `TEMPORARY_REFUSAL_TIME`. Until then the refusals may be temporary, because a new table
+/// range may open, or other spaces may release memory.
 fn refusals_persist(outlier_refusals: &mut Option<(Instant, Instant)>) -> bool {
     let now = time::now();
     let since = match *outlier_refusals {
@@ -378,7 +378,8 @@ async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &En
     }
 }
 
-/// Checks whether this node may read the source; the error is the state to show.
+/// Checks whether this node may read the source. The error is the state that the source then
+/// reports.
 pub(super) fn may_read(host: &Host, source: &Source) -> Result<(), State> {
     let node = host.now();
     if !node.is_loaded() || !node.replication.is_master() || !node.replication.log_matches_role() {

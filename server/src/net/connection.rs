@@ -1,17 +1,18 @@
 //! One client connection: the socket, unprocessed input, unsent replies, and its event loop.
 //!
-//! A *turn* is one event-loop iteration. It reads once from the socket, executes every complete
-//! request, and writes the replies once. It runs without interruption on the client's worker and
-//! uses buffers that all connections of the worker share. Between turns the connection stores only
-//! an incomplete request (`input`) and the replies that the socket did not accept (`pending`).
+//! A *turn* is one event-loop iteration. A turn reads once from the socket, executes every complete
+//! request, and writes the replies once. The turn runs without interruption on the client's worker
+//! and uses buffers that all connections of the worker share. Between turns the connection stores
+//! only an incomplete request (`input`) and the replies that the socket did not accept (`pending`).
 //!
 //! Clients may send a whole pipeline before they read the first reply. The connection therefore
-//! executes requests while replies are pending, up to `max_output_buffer`. Above that limit
-//! it stops reading, and it closes if the client reads nothing for [`READER_TIMEOUT`]. Every buffer
-//! that a request can grow has a limit in [`Server`](node::config::Server).
+//! executes requests while replies are pending, up to `max_output_buffer`. Above that limit the
+//! connection stops reading, and it closes if the client reads nothing for [`READER_TIMEOUT`].
+//! Every buffer that a request can grow has a limit in [`Server`](node::config::Server).
 //!
 //! Between turns a connection holds a [`Host`] and no [`Node`], so it survives a full sync that
-//! replaces the data set. A suspended request may keep the old node alive until it finishes.
+//! replaces the data set. A suspended request may keep the old node alive until the request
+//! finishes.
 
 use crate::commands::connection::client;
 use crate::net::request_loop::{Closing, RequestLoop, TurnBuffers};
@@ -30,11 +31,11 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Sleep;
 
-/// Bytes per read: twice Redis's 16 KiB. A read and a write of the socket cost as much as ten likes
-/// (FEED.ACT). With half this size a like is 5% slower. The requests of a full buffer take less
-/// than a millisecond.
+/// Number of bytes per read from the socket, twice Redis's 16 KiB. One read and one write of the
+/// socket cost as much as ten likes (FEED.ACT). With half this size, a like is 5% slower. The
+/// requests in a full buffer take less than a millisecond.
 const READ_BYTES: usize = 32 << 10;
-/// Maximum capacity of an empty input buffer that a connection does not release.
+/// Capacity in bytes up to which a connection keeps an empty input buffer.
 const KEPT_INPUT_BYTES: usize = 2 << 10;
 /// Input buffers above this capacity shrink once they are less than a quarter full.
 const LARGE_INPUT_BYTES: usize = 64 << 10;
@@ -55,7 +56,7 @@ thread_local! {
     });
 }
 
-/// A client with a full output buffer is disconnected after reading nothing for this time.
+/// A client with a full output buffer is disconnected if it reads nothing for this long.
 const READER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval at which a connection with a suspended request checks whether its client has
@@ -87,11 +88,12 @@ pub(crate) struct Connection {
     written: usize,
     /// Whether TLS has buffered bytes that the socket did not accept.
     unflushed: bool,
-    /// Set while the output buffer is full. Restarts when the client reads some bytes.
+    /// Timer that runs while the output buffer is full. The timer restarts whenever the client
+    /// reads some bytes.
     reader_deadline: Option<Pin<Box<Sleep>>>,
     held: Option<HeldReplies>,
-    /// Timer of the next check for a disconnected client. Reused by later iterations, because with
-    /// fsync `always` every iteration with a write waits some milliseconds.
+    /// Timer of the next check for a disconnected client. Later iterations reuse the timer, because
+    /// with fsync `always` every iteration with a write waits for a few milliseconds.
     client_check_timer: Option<Pin<Box<Sleep>>>,
     /// Whether the last iteration delivered messages instead of reading requests.
     had_messages: bool,
@@ -149,8 +151,8 @@ impl Connection {
 
     /// Serves the client until either side closes the connection.
     pub(crate) async fn serve(mut self) {
-        // Register the waker first, because another client may redirect invalidations to this one
-        // before the first poll.
+        // Register the waker first, because another client may redirect invalidations to this
+        // client before the first poll.
         poll_fn(|cx| {
             self.processor.session.client.inbox.set_waker(cx.waker());
             Poll::Ready(())
@@ -185,7 +187,7 @@ impl Connection {
         let _ = tokio::time::timeout(Duration::from_millis(250), drop_rest).await;
     }
 
-    /// Drops state of the previous data set if a full sync has replaced it.
+    /// Drops state that belongs to the previous data set if a full sync has replaced that data set.
     #[inline]
     fn drop_replaced_state(&mut self, node: &Node) {
         if self.generation != node.generation {
@@ -304,7 +306,7 @@ impl Connection {
         if let Poll::Ready(outcome) = self.poll_flush(cx) {
             return Poll::Ready(outcome);
         }
-        // A suspended request or held replies may finish before the socket drains.
+        // A suspended request or withheld replies may be ready before the socket drains.
         if self.held.is_some() || self.processor.stalled.is_some() {
             return Poll::Ready(Ok(()));
         }
@@ -361,8 +363,8 @@ impl Connection {
         true
     }
 
-    /// Inserts the missing parts into the held replies and sends them. After a failed sync, sends
-    /// an error in place of each reply.
+    /// Inserts the missing parts into the withheld replies and sends the replies. After a failed
+    /// sync, sends an error in place of each reply.
     fn release(
         &mut self,
         cx: &mut Context<'_>,
@@ -381,7 +383,7 @@ impl Connection {
             }
             Err(text) => {
                 // The writes may not survive a crash. The connection does not know which replies
-                // belong to writes, so it replaces all of them by errors.
+                // belong to writes, so it replaces all of them with errors.
                 out.truncate(self.processor.kept_out);
                 self.processor.fail(&text);
                 for _ in 0..replies {
@@ -410,8 +412,8 @@ impl Connection {
         self.had_messages
     }
 
-    /// Executes the requests in `bytes` and stores an incomplete last one. Returns an error if it
-    /// exceeds `max_query_buffer`.
+    /// Executes the complete requests in `bytes` and stores the incomplete request after them, if
+    /// any. Returns an error if the unprocessed input exceeds `max_query_buffer`.
     fn receive(
         &mut self,
         node: &Arc<Node>,
@@ -443,8 +445,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns `Ready` if the client of a suspended request has disconnected. The request is then
-    /// dropped without an effect.
+    /// Returns `Ready` if the client of a suspended request has disconnected. The connection then
+    /// closes, and the request has no effect.
     fn check_client(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let client_check_timer = self
             .client_check_timer
@@ -484,7 +486,7 @@ impl Connection {
         self.publish_sizes();
     }
 
-    /// Updates the buffer sizes that CLIENT LIST shows and the memory limit includes.
+    /// Updates the buffer sizes that CLIENT LIST shows and that count toward the memory limit.
     fn publish_sizes(&self) {
         let Session { client, transaction, .. } = &self.processor.session;
         let queued = transaction.as_ref().map_or(0, |transaction| transaction.bytes());
@@ -508,7 +510,8 @@ impl Connection {
         );
     }
 
-    /// Writes replies to the socket and appends the unaccepted rest to `pending`.
+    /// Writes replies to the socket and appends the bytes that the socket does not accept to
+    /// `pending`.
     fn write(&mut self, cx: &mut Context<'_>, mut bytes: &[u8]) -> Result<(), ()> {
         if self.written < self.pending.len() {
             if self.written > self.pending.len() / 2 {
@@ -565,7 +568,7 @@ impl Connection {
 }
 
 /// Returns whether replies to writes must wait for an fsync (policy `always`, or a commit thread
-/// that is behind) or for room in the log's queue. A write that changes nothing also waits while
+/// that is behind) or for space in the log's queue. A write that changes nothing also waits while
 /// the earlier write of the same value is not durable.
 fn must_hold(node: &Node, ticket: store::Ticket) -> bool {
     let durability = &node.durability;
@@ -597,8 +600,8 @@ mod tests {
         }
     }
 
-    /// The connection may close after `+OK` and before the link starts, for example because its
-    /// peer does not read.
+    /// The connection may close after `+OK` and before the link starts, for example because the
+    /// replica does not read its socket.
     #[tokio::test]
     async fn a_replica_disconnecting_before_the_link_is_removed() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! An in-process client without a socket. It runs the same event-loop code as a connection, on the
-//! caller's thread, for tests and measurements.
+//! An in-process client without a socket. The client runs the same event-loop code as a connection,
+//! on the caller's thread, for tests and measurements.
 
 use crate::net::connection::Connection;
 use crate::net::request_loop::{RequestLoop, TurnBuffers};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::DuplexStream;
 
-/// An in-process client. Its replies do not wait for fsync, even with policy `always`.
+/// An in-process client. Replies to this client do not wait for fsync, even with policy `always`.
 pub struct Local {
     node: Arc<Node>,
     processor: RequestLoop,
@@ -32,7 +32,7 @@ impl Local {
         })
     }
 
-    /// Executes complete requests, none of which may wait, and returns their replies.
+    /// Executes complete requests and returns their replies. Panics if a request suspends.
     pub fn turn(&mut self, requests: &[u8]) -> &[u8] {
         self.turn.out.clear();
         let used = self.turn_on(requests);
@@ -41,8 +41,8 @@ impl Local {
     }
 
     /// Executes requests that may wait for cold rows or other nodes. Requires a current-thread
-    /// runtime. An instrumentation test counts the polls of `turn_end`. A pending reply polls it
-    /// twice: once at the start and once when the data has arrived.
+    /// runtime. An instrumentation test counts the polls of `turn_end`. For each pending reply,
+    /// `turn_end` is polled twice: once at the start and once when the data has arrived.
     pub async fn answers(&mut self, requests: &[u8]) -> &[u8] {
         self.turn.out.clear();
         let mut at = 0;
@@ -59,8 +59,7 @@ impl Local {
         &self.turn.out
     }
 
-    /// Executes requests up to the first one that has to wait; returns the number of bytes
-    /// consumed.
+    /// Executes requests until one of them has to wait. Returns the number of bytes consumed.
     #[inline(never)]
     fn turn_on(&mut self, requests: &[u8]) -> usize {
         let mut at = 0;
@@ -76,7 +75,7 @@ impl Local {
         at
     }
 
-    /// Inserts the missing parts into the replies if they have arrived.
+    /// Inserts the missing parts into the replies if these parts have arrived.
     #[inline(never)]
     fn turn_end(&mut self, hold: &mut Later, cx: &mut Context<'_>) -> Poll<()> {
         hold.as_mut().poll(cx).map(|come: LateReplies| come.complete(&mut self.turn.out))

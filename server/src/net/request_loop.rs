@@ -1,8 +1,8 @@
 //! One event-loop iteration without the socket: turns request bytes into reply bytes.
 //!
-//! Requests are processed in batches of up to [`MAX_BATCH_REQUESTS`], in three passes: scan all of
-//! them, prefetch the memory that each will read, execute them in order. The cache misses of a
-//! pipeline of small commands therefore overlap (`commands/prefetch.rs`).
+//! Requests are processed in batches of up to [`MAX_BATCH_REQUESTS`], in three passes: scan all
+//! requests, prefetch the memory that each request will read, and execute the requests in order.
+//! The cache misses of a pipeline of small commands therefore overlap (`commands/prefetch.rs`).
 
 use crate::commands::long_request::{LongRequest, execute_turn, is_long};
 use crate::commands::prefetch::Prefetcher;
@@ -30,14 +30,15 @@ use std::time::Duration;
 
 /// Number of reply bytes after which the loop stops and writes them to the socket.
 const WRITE_BYTES: usize = 256 << 10;
-/// Output limit of a client before authentication. Bounds the work for refused requests.
+/// Maximum number of reply bytes for an unauthenticated client. The limit bounds the work that
+/// refused requests cause.
 const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
 const OUT_BYTES: usize = 64 << 10;
 /// Maximum number of arguments of one request, as in Redis.
 const MAX_ARGS: usize = 1 << 20;
 /// Interval at which a suspended write checks whether a nearly full space has free memory.
 pub(crate) const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(2);
-/// An empty reply buffer with a greater capacity is released.
+/// Capacity in bytes above which an empty reply buffer is released.
 const KEPT_OUT_BYTES: usize = 1 << 20;
 /// Maximum number of requests per batch: the HMGETs of one feed page fit into a batch.
 const MAX_BATCH_REQUESTS: usize = 32;
@@ -74,7 +75,7 @@ impl Default for TurnBuffers {
 pub(crate) struct Request {
     /// Byte range of the request in the input.
     pub(crate) bytes: Range<usize>,
-    /// Indices of its argument spans in the scanner.
+    /// Indices of the request's argument spans in the scanner.
     pub(crate) spans: Range<usize>,
     pub(crate) is_inline: bool,
     pub(crate) found: Found,
@@ -101,14 +102,15 @@ enum ScanEnd {
 
 /// Reason why a request must wait before it runs.
 enum Wait {
-    /// End of CLIENT PAUSE or of a similar pause.
+    /// The request waits until CLIENT PAUSE or a similar pause ends.
     Pause,
-    /// Free memory in a nearly full space.
+    /// The request waits for free memory in a nearly full space.
     Room,
     Rows(ColdReads),
 }
 
-/// Returns why the request must wait before it can run. `None` if it can run now.
+/// Returns the reason why the request must wait before it can run. `None` if the request can run
+/// now.
 #[inline(always)]
 fn waits(
     found: Found,
@@ -159,16 +161,17 @@ pub(crate) struct RequestLoop {
     /// Number of replies written in this iteration.
     pub(crate) replies: usize,
     pub(crate) closing: Closing,
-    /// Future that the next request waits for. It resolves to cold rows if the request needs some.
+    /// Future that the next request waits for. The future resolves to the cold rows that the
+    /// request needs, if any.
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
-    /// First request in the input, if it is a long request.
+    /// First request in the input, if that is a long request.
     long: Option<Box<(Request, LongRequest)>>,
     /// Number of reply bytes that are sent unchanged even if a failed sync replaces later replies
-    /// by errors.
+    /// with errors.
     pub(crate) kept_out: usize,
     /// Cold rows fetched for the next requests.
     pub(crate) pins: Pins,
-    /// Bytes of these rows, including rows still being read.
+    /// Bytes of the fetched cold rows, including rows that are still being read.
     pub(crate) pinned_bytes: usize,
     /// Whether the pending read belongs to a data set that has been replaced.
     outlived: bool,
@@ -232,7 +235,7 @@ impl RequestLoop {
             self.session.topology = Some(node.cluster.topology());
         }
         let used = self.execute_with(node, tallies, buf, turn);
-        // Release the topology, so that an idle client does not keep an old one alive.
+        // Release the topology, so that an idle client does not keep an old topology alive.
         if self.in_cluster {
             self.session.topology = None;
             self.session.wait_for_nodes(|| node.process());
@@ -254,7 +257,7 @@ impl RequestLoop {
         }
         cold::pin(std::mem::take(&mut self.pins));
         let used = self.execute_all(node, tallies, buf, turn, true);
-        // If the loop stopped early, keep the rows for the next iteration.
+        // If the loop stopped early, keep the fetched cold rows for the next iteration.
         let pins = cold::unpin();
         if self.more && self.stalled.is_none() {
             self.pins = pins;
@@ -340,7 +343,7 @@ impl RequestLoop {
                     continue;
                 }
                 self.session.ends_turn = false;
-                // The next iteration scans the requests after this one again.
+                // The next iteration scans the requests after this request again.
                 tallies.commands.add(index as u64 + 1);
                 self.scanner.restart();
                 if self.closing != Closing::No {
@@ -363,7 +366,8 @@ impl RequestLoop {
         }
     }
 
-    /// Prefetches memory for the requests of a batch. Prefetching does not speed up a batch of one.
+    /// Prefetches memory for the requests of a batch. Prefetching does not speed up a batch with a
+    /// single request.
     #[inline]
     fn look_ahead(&self, node: Now<'_>, batch: &[Request], buf: &[u8]) {
         if let Some(engines) = node.loaded()
@@ -386,8 +390,8 @@ impl RequestLoop {
         self.more = true;
     }
 
-    /// Suspends the current request until `wait` ends. `behind` contains the requests after it,
-    /// whose cold rows are fetched at the same time.
+    /// Suspends the current request until `wait` ends. `behind` contains the requests after the
+    /// current one. The cold rows of these requests are fetched at the same time.
     #[cold]
     fn wait(&mut self, wait: Wait, node: Now<'_>, behind: &[u8]) {
         match wait {
@@ -480,7 +484,7 @@ impl RequestLoop {
         self.long.as_ref().is_some_and(|long| long.1.is_amid_reply())
     }
 
-    /// Handles a failed sync during a long request: replaces the rest of its reply by this error.
+    /// Handles a failed sync during a long request: replaces the rest of the reply with this error.
     pub(crate) fn fail(&mut self, text: &str) {
         if let Some(long) = &mut self.long {
             long.1.fail(text);
@@ -532,7 +536,7 @@ impl RequestLoop {
         self.closing = Closing::Lingering;
     }
 
-    /// Starts reading the cold rows of the suspended request and of the requests after it.
+    /// Starts reading the cold rows of the suspended request and of the requests that follow.
     #[cold]
     fn fetch(&mut self, node: Now<'_>, mut behind: &[u8], mut fetching: ColdReads) {
         let mut scanner = Scanner::default();
@@ -560,7 +564,7 @@ impl RequestLoop {
         self.more = true;
     }
 
-    /// Bytes of memory held by the scanner and by a long request.
+    /// Returns the memory of the scanner and of a long request, in bytes.
     pub(crate) fn scanner_bytes(&self) -> usize {
         self.scanner.bytes() + self.long.as_ref().map_or(0, |long| long.1.bytes())
     }
@@ -571,8 +575,8 @@ impl RequestLoop {
         self.session.access.version != node.settings.version()
     }
 
-    /// Reloads settings and user. Returns false and closes the connection if the user no longer
-    /// exists.
+    /// Reloads the settings and the user. Returns false and closes the connection if the user no
+    /// longer exists.
     #[cold]
     pub(crate) fn look_again(&mut self, node: &Node) -> bool {
         // Read the version first, so that a later change triggers another reload.
@@ -613,9 +617,9 @@ impl RequestLoop {
                         found: self.lookup.find(name),
                     });
                     at += length;
-                    // The scanner stores the words of only one inline request. Before
+                    // The scanner can store the arguments of only one inline request. Before
                     // authentication, batches hold one request, because a successful AUTH changes
-                    // the limits for the next.
+                    // the limits for the next request.
                     let enough = batch.len() == MAX_BATCH_REQUESTS
                         || is_inline
                         || self.scanner.kept() >= AHEAD_ARGS;

@@ -1,4 +1,4 @@
-//! Threads of the server: one acceptor, several workers, and one that maintains tables.
+//! Threads of the server: one acceptor, several workers, and one thread that maintains tables.
 //!
 //! Each worker runs its own current-thread runtime. A connection never moves to another worker. The
 //! acceptor assigns a new connection to the worker with the fewest connections.
@@ -22,16 +22,16 @@ use std::time::{Duration, Instant};
 use store::time;
 use tokio::sync::mpsc;
 
-/// Probes of one existence space per millisecond of sleep of the maintenance thread. Spaces
-/// alternate, so the total is 5,000 probes per second, which take 0.1% of a core. Probing stops
-/// when every false-positive rate has been measured.
+/// Number of canary lookups for each millisecond that the maintenance thread sleeps. The lookups
+/// alternate among existence spaces, so the total is 5,000 lookups per second, which take 0.1% of a
+/// core. Lookups stop when every false-positive rate has been measured.
 const CANARIES_PER_MS: u64 = 5;
 /// Interval between searches for tables without recent writes.
 const QUIET_TABLE_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval between checks for counter tables to retire.
 const RETIRE_EVERY: Duration = Duration::from_secs(1);
-/// Blocking threads per worker for slow commands (statistics, digests, merges). More commands wait
-/// in a queue, so that they do not delay pages.
+/// Number of blocking threads per worker for slow commands (statistics, digests, merges).
+/// Additional slow commands wait in a queue, so that they do not delay page requests.
 const SLOW_THREADS: usize = 2;
 
 pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpListener> {
@@ -58,7 +58,7 @@ struct Arrival {
     encrypted: bool,
 }
 
-/// A worker, as seen by the acceptor.
+/// The acceptor's view of a worker.
 struct Worker {
     arrivals: mpsc::UnboundedSender<Arrival>,
     /// Number of connections that the worker serves or has in its queue.
@@ -78,7 +78,7 @@ pub(crate) fn start(
         encrypted.iter().filter_map(|listener| listener.local_addr().ok()).collect();
     let all =
         listeners.into_iter().map(|l| (l, false)).chain(encrypted.into_iter().map(|l| (l, true)));
-    // If a thread fails to start, the code below stops those already started.
+    // If a thread fails to start, the code below stops the threads that have already started.
     let spawned = (|| {
         for index in 0..host.tallies.len() {
             let (send, receive) = mpsc::unbounded_channel();
@@ -228,7 +228,7 @@ async fn accept(
                     }
                 }
                 before = (now, totals);
-                // A dead replica does not report its lag, so check it here.
+                // A dead replica does not report its lag, so check the lag here.
                 host.replication.judge(&host.config());
                 let (idle_s, handshake_s) = {
                     let config = host.config();
@@ -355,8 +355,8 @@ async fn work(
             Err(error) => tracing::warn!("cannot serve {}: {error}", client.peer),
         }
     }
-    // No command is being executed now. Close clients without pending replies. The others may read
-    // their replies until the deadline.
+    // No command is being executed now. Close clients without pending replies. The other clients
+    // may read their replies until the deadline.
     let deadline = Instant::now() + Duration::from_millis(host.config().server.shutdown_grace_ms);
     while load.load(Relaxed) > 0 && Instant::now() < deadline {
         for client in host.clients.list() {
@@ -386,8 +386,9 @@ impl Drop for ConnectionGuard {
 const SHARE_EVERY: Duration = Duration::from_millis(50);
 /// Tables may use at least `1 / MIN_TABLE_SHARE` of the memory, regardless of other memory use.
 const MIN_TABLE_SHARE: u64 = 4;
-/// Time constant in seconds for smoothing increases of non-table memory. The allocator keeps memory
-/// that a table frees for some seconds. Without smoothing, that would make the next table spill.
+/// Time constant in seconds for smoothing increases of non-table memory. The allocator retains
+/// memory that a table has freed for a few seconds. Without smoothing, this retained memory would
+/// make the next table spill.
 const RISE_TIME_CONSTANT_S: f64 = 10.0;
 
 /// Divides the process's memory limit among spaces.
@@ -474,10 +475,10 @@ impl Maintenance {
         engines.into_iter().for_each(|engines| self.sharing.step(node, engines));
         if let Some(engines) = engines.filter(|engines| engines.maintain()) {
             self.backoff.worked();
-            // Yield the core, or a worker with a page request would wait for the next scheduler
-            // tick (see dataset/src/cpu_throttle.rs). Do not sleep during a table rewrite: every
-            // lookup then searches two tables, and pages took 80 times as long when this thread
-            // slept.
+            // Yield the core. Otherwise a worker with a page request would wait for the next
+            // scheduler tick (see dataset/src/cpu_throttle.rs). Do not sleep during a table
+            // rewrite: every lookup then searches two tables, and pages took 80 times as long when
+            // this thread slept.
             if !engines.has_waiters() {
                 std::thread::yield_now();
             }

@@ -40,21 +40,21 @@ pub(crate) enum Replies {
     SkipThis,
 }
 
-/// Future that held replies wait for.
+/// Future that withheld replies wait for.
 pub(crate) type Later = Pin<Box<dyn Future<Output = LateReplies> + Send>>;
 
 /// Parts of replies that a [`Later`] supplies.
 #[derive(Default)]
 pub(crate) struct LateReplies {
-    /// Replies merged from several nodes, in order. Each has the range that it replaces in the
-    /// output.
+    /// Replies merged from several nodes, in order, each with the range of the output that it
+    /// replaces.
     pub(crate) joined: Vec<Joined>,
     /// Deferred reply of the last command, if any.
     pub(crate) last: Vec<u8>,
 }
 
 impl LateReplies {
-    /// Inserts the parts into the replies.
+    /// Inserts the late parts into the replies.
     pub(crate) fn complete(self, out: &mut Vec<u8>) {
         if !self.joined.is_empty() {
             let replies = std::mem::take(out);
@@ -77,34 +77,38 @@ pub(crate) struct Session {
     pub(crate) replies: Replies,
     /// Commands queued between MULTI and EXEC.
     pub(crate) transaction: Option<Transaction>,
-    /// Watched keys by space number and id. A repeated WATCH keeps the version of the first.
+    /// Watched keys by space number and id. If a key is watched twice, the version from the first
+    /// WATCH is kept.
     pub(crate) watched: HashMap<Place, WatchedState>,
-    /// Whether a watched data set was replaced by another one. As in Redis, all watched keys then
-    /// count as modified.
+    /// Whether a watched data set was replaced by another data set. As in Redis, all watched keys
+    /// then count as modified.
     pub(crate) watch_lost: bool,
-    /// EXEC is running. Its commands must not wait, except for suspensions if `may_suspend` is set.
+    /// Whether EXEC is running. The commands in EXEC must not wait, and may suspend only if
+    /// `may_suspend` is set.
     pub(crate) in_exec: bool,
     /// Whether the commands of EXEC may suspend, because EXEC holds no locks.
     pub(crate) may_suspend: bool,
     pub(crate) suspension: Suspension,
     /// Whether the command records missing cold rows, because they were not fetched in advance.
     pub(crate) records_missing_rows: bool,
-    /// Result of the check whether writes are accepted, which EXEC makes once for all its commands.
+    /// Result of the check that the node accepts writes. EXEC makes this check once for all its
+    /// commands.
     pub(crate) admitted: Option<Outcome>,
-    /// Whether the event-loop iteration ends after this request: it blocked all writers, sent a
-    /// message to many clients, or enough replies wait for other nodes.
+    /// Whether the event-loop iteration ends after this request. Set if the request blocked all
+    /// writers or sent a message to many clients, or if many replies wait for other nodes.
     pub(crate) ends_turn: bool,
     pub(crate) subscriptions: Subscriptions,
     pub(crate) listening: bool,
-    /// Whether messages must directly follow the current reply: the client has published to itself,
-    /// or has just unsubscribed.
+    /// Whether pending messages must directly follow the current reply, because the client has
+    /// published to itself or has just unsubscribed.
     pub(crate) messages_due: bool,
     /// Whether the current reply is a push, which CLIENT REPLY does not suppress.
     pub(crate) reply_is_push: bool,
     pub(crate) monitoring: bool,
     /// State of CLIENT TRACKING, if it is on.
     pub(crate) tracking: Option<Box<Tracked>>,
-    /// Whether reads are recorded for invalidation: tracking is on, without BCAST.
+    /// Whether reads are recorded for invalidation, which requires that tracking is on without
+    /// BCAST.
     pub(crate) tracks_reads: bool,
     /// Whether every command is timed (see `slowlog`).
     pub(crate) timed: bool,
@@ -116,7 +120,7 @@ pub(crate) struct Session {
     /// Commit ticket that must be durable before the values read since the last reply may be shown
     /// (see `visibility.rs`).
     pub(crate) shown: Ticket,
-    /// Future that the replies of this iteration wait for. Set by the last command.
+    /// Future that the replies of this iteration wait for. The last command sets this future.
     pub(crate) hold: Option<Later>,
     /// Whether the reply of the last command comes from the future in `hold`.
     pub(crate) later: bool,
@@ -132,7 +136,7 @@ pub(crate) struct Session {
     pub(crate) reads_replica: bool,
     /// Whether the client is a cluster node that fetches parts of pages (see `cluster/gather.rs`).
     pub(crate) is_coordinator: bool,
-    /// Whether the client has written to slots of other nodes through this one.
+    /// Whether the client has written to slots of other nodes through this node.
     pub(crate) wrote_elsewhere: bool,
     /// Whether the current request is accepted and some of its ids belong to other nodes.
     pub(crate) is_parted: Cell<bool>,

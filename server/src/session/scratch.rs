@@ -15,16 +15,16 @@ pub(crate) struct Scratch {
     pub(crate) answers: Vec<::phantom::Answer>,
     pub(crate) changes: Vec<::counter::Change>,
     pub(crate) page: Page,
-    /// For entries with several ids: the further ids of all entries, and the page that was read for
-    /// them.
+    /// Used for page entries with several ids. Each element contains one additional id of every
+    /// entry, and the page that was read for these ids.
     pub(crate) further: Vec<(Vec<u64>, Page)>,
     pub(crate) asked: Asked,
     pub(crate) unseen: Unseen,
     /// Number of elements announced in the reply's header.
     pub(crate) elements: usize,
-    /// Items counted so far, for integer replies.
+    /// Number of items counted so far, for integer replies.
     pub(crate) count: usize,
-    /// First unreadable row, for integer replies.
+    /// Error about the first unreadable row, for integer replies.
     pub(crate) unreadable: Option<WriteError>,
     /// Rows of a packed page that takes several handler calls.
     pub(crate) packed: Vec<u8>,
@@ -37,7 +37,7 @@ impl Scratch {
         *self = Scratch::default();
     }
 
-    /// Bytes of memory that a long request uses between handler calls.
+    /// Returns the bytes of memory that a long request uses between handler calls.
     pub(crate) fn bytes(&self) -> usize {
         let further: usize = self.further.iter().map(|(ids, _)| ids.capacity()).sum();
         (self.ids.capacity() + further) * size_of::<u64>()
@@ -51,8 +51,10 @@ impl Scratch {
 pub(crate) struct Asked {
     pub(crate) binary: bool,
     pub(crate) exact: bool,
-    /// Position of packed ids (`IDS packed`).
+    /// Argument index of the packed ids (`IDS packed`).
     pub(crate) packed: Option<usize>,
-    /// Position of the action's name after MARK.
+    /// Argument index of the action's name after MARK.
     pub(crate) mark: Option<usize>,
+    /// Position of the option AMONG.
+    pub(crate) among: Option<usize>,
 }

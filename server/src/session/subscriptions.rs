@@ -12,7 +12,8 @@ const SUBSCRIPTION_BYTES: usize = 352;
 #[derive(Default)]
 pub(crate) struct Subscriptions {
     pub(crate) names: [BTreeSet<Arc<[u8]>>; 3],
-    /// Bytes of memory. A name shared by several subscribers counts in full for each of them.
+    /// Memory used by the subscriptions, in bytes. A name shared by several subscribers counts in
+    /// full for each of them.
     bytes: usize,
 }
 
@@ -49,7 +50,8 @@ impl Subscriptions {
         was_there
     }
 
-    /// Number of subscriptions in replies: channels plus patterns, or shard channels alone.
+    /// Returns the number of subscriptions that replies report: channels plus patterns, or only
+    /// shard channels.
     pub(crate) fn counted(&self, kind: Kind) -> usize {
         match kind {
             Kind::Shard => self.of(Kind::Shard).len(),

@@ -15,13 +15,13 @@ pub(crate) type SuspendResult = Result<Vec<u8>, Refusal>;
 pub(crate) enum Suspension {
     #[default]
     Nothing,
-    /// The command has requested this work, which has not started.
+    /// The command has requested this asynchronous work, which has not started yet.
     Asked(Pin<Box<dyn Future<Output = SuspendResult> + Send>>),
     Away(oneshot::Receiver<SuspendResult>),
     /// The command needs cold rows that are not in memory.
     MissingRows(Box<ColdReads>),
-    /// The cold rows are being read, or have been read. When they are available, the command runs
-    /// again.
+    /// The cold rows are being read, or have been read. When the rows are available, the command
+    /// runs again.
     RunAgain,
 }
 
@@ -43,8 +43,8 @@ impl Suspension {
         matches!(self, Suspension::Away(_) | Suspension::RunAgain)
     }
 
-    /// Returns the cold rows to read before the command runs again. `None` if it waits for other
-    /// work.
+    /// Returns the cold rows to read before the command runs again. `None` if the command waits for
+    /// other work.
     pub(crate) fn take_missing_rows(&mut self) -> Option<Box<ColdReads>> {
         match std::mem::take(self) {
             Suspension::MissingRows(fetching) => {
@@ -92,8 +92,8 @@ mod tests {
     use node::roles::{Master, Order};
     use std::time::Duration;
 
-    /// A group of changes waits for room in the log, which another writer has filled. Meanwhile the
-    /// disk fails, or the node becomes a replica.
+    /// A group of changes waits for space in the log, which another writer has filled. In the
+    /// meantime the disk fails, or the node becomes a replica.
     #[tokio::test]
     async fn request_waiting_for_log_room_fails_without_a_trace() {
         let begun = [

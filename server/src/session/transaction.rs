@@ -9,15 +9,16 @@ use node::runtime::pubsub::Kind;
 use resp::{Args, RequestQueue};
 use std::time::Duration;
 
-/// Bytes per watched key, rounded up: entries in the client's table and in the global one. A client
-/// has at most `max_watched_keys`.
+/// Bytes per watched key, rounded up: entries in the client's table and in the global table. A
+/// client may watch at most `max_watched_keys` keys.
 pub(crate) const WATCHED_BYTES: usize = 192;
 
-/// Maximum number of schema changes per transaction. Each takes some tenths of a millisecond and
-/// blocks the worker's other clients.
+/// Maximum number of schema changes per transaction. Each change takes a few tenths of a
+/// millisecond and blocks the worker's other clients.
 pub(crate) const MAX_SPACE_CHANGES: usize = 16;
 
-/// Cost, in arguments, of a member set in an exact ledger: a lookup may read one or two files.
+/// Number of arguments that a key of a set with an exact ledger counts as. A lookup in the ledger
+/// may read one or two files.
 const EXACT_SET: usize = 128;
 
 /// Approximate execution time per argument, in nanoseconds.
@@ -48,10 +49,10 @@ pub(crate) struct ExecProgress {
 }
 
 impl Transaction {
-    /// Queues a command. Returns false and marks the transaction as failed if that would take more
-    /// than `most` bytes.
+    /// Queues a command. Returns false and marks the transaction as failed if the queue would take
+    /// more than `most` bytes.
     pub(crate) fn push(&mut self, spec: &Spec, args: Args<'_>, most: usize) -> bool {
-        // Compared with half the limit, because a growing vector may reserve twice its length.
+        // Compare with half the limit, because a growing vector may reserve twice its length.
         if self.kept.bytes() + args.iter().map(<[u8]>::len).sum::<usize>() + args.len() * 8
             > most / 2
         {
@@ -109,8 +110,8 @@ impl Transaction {
     }
 }
 
-/// Returns the additional cost of a command, in arguments. Sets in exact ledgers and messages with
-/// many receivers cost more.
+/// Returns the additional cost of a command, expressed as a number of arguments. Sets in exact
+/// ledgers and messages with many receivers cost more.
 fn more_args(spec: &Spec, args: Args<'_>, node: Now<'_>) -> usize {
     let effort = |kind| node.channels.effort(kind, args.at(1), args.at(2)) / ARGUMENT_NS;
     match spec.name {

@@ -14,7 +14,7 @@ pub(crate) struct UnseenOptions {
     pub(crate) bits: bool,
     /// Whether the request sets the flags of the ids in the reply.
     pub(crate) marks: bool,
-    /// Whether the ids are one packed string.
+    /// Whether the request passes the ids as one packed string.
     pub(crate) is_packed: bool,
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct Unseen {
     pub(crate) options: UnseenOptions,
     /// Number of unseen ids.
     count: usize,
-    /// The ids as little-endian u64, or the bitmap of all given ids.
+    /// Unseen ids as little-endian u64, or a bitmap of all given ids.
     pub(crate) bytes: Vec<u8>,
 }
 

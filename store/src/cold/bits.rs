@@ -1,4 +1,4 @@
-//! Bit packing of fixed-width numbers, low bits first; used by blocks and indexes.
+//! Bit packing of fixed-width numbers, low bits first. Blocks and indexes use this packing.
 
 /// Returns the `width`-bit number (at most 64 bits) at bit offset `at`. Bits beyond the end are 0.
 #[inline]

@@ -15,11 +15,12 @@
 //! ```
 //!
 //! The array stores the low `width` bits of each number. Larger numbers are *exceptions*. The
-//! positions of the exceptions follow the array, ascending and 12 bits each. Their upper parts,
-//! `high width` bits each, follow the positions. So the size of a block depends on its typical
-//! values, not on its largest ones. This is the "patched frame of reference" of Zukowski et al.,
-//! "Super-Scalar RAM-CPU Cache Compression", ICDE 2006. The writer chooses the width that minimises
-//! the column's size. A column has its lowest value as a base if that reduces its size.
+//! positions of the exceptions follow the array, ascending and 12 bits each. The upper parts of the
+//! exceptions, `high width` bits each, follow the positions. The size of a block therefore depends
+//! on its typical values, not on its largest values. The format is the "patched frame of reference"
+//! of Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", ICDE 2006. The writer chooses the
+//! width that minimises the column's size. A column has its lowest value as a base if that reduces
+//! its size.
 //!
 //! Reading one row scans the distances once and accesses each column once.
 
@@ -287,7 +288,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Validates the structure of a block. The caller has verified its checksum.
+    /// Validates the structure of a block. The caller has verified the block's checksum.
     pub(super) fn parse(
         bytes: &'a [u8; BLOCK_BYTES],
         columns: usize,
@@ -313,7 +314,8 @@ impl<'a> Block<'a> {
             }
             let base = match word >> 7 & 1 {
                 0 => None,
-                // The heads and bases of 65 arrays end before byte 1000.
+                // The base is within the block, because the heads and bases of 65 arrays end before
+                // byte 1000.
                 _ => {
                     bases += 8;
                     Some(u64_at(bytes, bases - 8) as i64)
@@ -485,7 +487,7 @@ mod tests {
             let values: Vec<i64> = (0..n * columns).map(|_| value(&mut rng)).collect();
             assert!(round_trip(&ids, &values, columns) > 0, "round {round}");
         }
-        // Rows of zero bits, and columns far from 0.
+        // Test rows that take zero bits each, and columns with values far from 0.
         assert_eq!(round_trip(&(0..5000).collect::<Vec<_>>(), &[0; 5000], 1), MAX_BLOCK_ROWS);
         let far: Vec<i64> = (0..5000).map(|i| 1_700_000_000_000 + i % 7).collect();
         assert!(round_trip(&(0..5000).collect::<Vec<_>>(), &far, 1) == MAX_BLOCK_ROWS);

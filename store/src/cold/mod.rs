@@ -6,9 +6,10 @@
 //! - Filters (`dataset`) and runs (`ledger`) define their own pages and notes.
 //! - `scrub.rs` reads a whole page file and verifies all checksums.
 //!
-//! A writer creates the file under its name plus `.tmp` and writes the header last. Then it syncs
-//! the file, renames it and syncs the folder, and a manifest names it. A published file never
-//! changes. After no manifest names it, its last reader removes it: [`PageFile::retire`].
+//! A writer creates the file under its name plus `.tmp` and writes the header last. Then the writer
+//! syncs the file, renames it and syncs the folder. Finally a manifest names the file. A published
+//! file never changes. Once no manifest names the file, its last reader removes the file:
+//! [`PageFile::retire`].
 
 pub mod bits;
 mod block;

@@ -1,5 +1,5 @@
-//! Page file format v2: pages of 4 KiB, a checksum for each, and a note with the caller's index. A
-//! lookup reads one page.
+//! Page file format v2: pages of 4 KiB, a checksum for each page, and a note with the caller's
+//! index. A lookup reads one page.
 //!
 //! ```text
 //!   offset  size  field
@@ -52,10 +52,10 @@ use crate::manifest::{FileEntry, Role, Tag};
 
 /// Size of a page in bytes. A lookup reads one page.
 pub const BLOCK_BYTES: usize = 4096;
-/// Format version of page files; no other is read.
+/// Format version of page files. This release reads no other version.
 pub const COLD_VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"TIDECOLD";
-/// Maximum number of pages: 256 GiB.
+/// Maximum number of pages in a file. This many pages take 256 GiB.
 const MAX_PAGES: u64 = 1 << 26;
 /// Maximum length of a note in bytes.
 const MAX_NOTE_BYTES: u64 = 1 << 30;
@@ -229,7 +229,7 @@ impl PageWriter {
         self.tag.high = high;
     }
 
-    /// Returns the number of bytes so far, for rate limits.
+    /// Returns the size of the file so far in bytes, for rate limits.
     pub fn bytes(&self) -> u64 {
         self.draft.bytes() + self.sums.len() as u64
     }
@@ -253,7 +253,7 @@ impl PageWriter {
     }
 }
 
-/// An open page file. Any thread can read it.
+/// An open page file. Any thread can read from an open file.
 #[derive(Debug)]
 pub struct PageFile {
     path: PathBuf,
@@ -301,7 +301,8 @@ impl PageFile {
             let what = format!("the file has {size} bytes, its header says {}", head.length());
             return Err(Error::corrupt(path, size, what));
         }
-        // Best effort. Without this hint the kernel may read more than one page per lookup.
+        // This call is best effort. Without this hint the kernel may read more than one page per
+        // lookup.
         let _ = file.expect_random();
         let at = page_offset(head.pages);
         let mut sums = vec![0; (head.sums_bytes() + head.note_bytes) as usize];
@@ -411,7 +412,7 @@ impl PageFile {
 impl Drop for PageFile {
     fn drop(&mut self) {
         if let Some(disk) = self.retired.get() {
-            // Best effort. The next startup removes the file if this fails.
+            // The removal is best effort. If it fails, the next startup removes the file.
             let _ = disk.remove(&self.entry.name);
         }
     }
@@ -422,7 +423,7 @@ mod tests {
     use super::*;
     use crate::sim::SimDisk;
 
-    /// Covers both kinds of pages: with separate and with embedded checksums.
+    /// Tests both kinds of pages: pages with separate checksums and pages with embedded checksums.
     #[test]
     fn damaged_and_misplaced_pages_are_refused() {
         let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(1));

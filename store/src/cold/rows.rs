@@ -16,9 +16,9 @@
 //! the file's range, and the ids of the index are ascending.
 //!
 //! An open file stores the packed index in memory, about four bytes per block. A lookup is a binary
-//! search in memory and one read of 4 KiB. An id outside `first..=last` costs no read. There is no
-//! filter for absent ids in this range. Clients mostly request existing ids, and one byte per row
-//! would exceed all other memory of spilled rows.
+//! search in memory and one read of 4 KiB. A lookup of an id outside `first..=last` reads nothing.
+//! There is no filter for absent ids in this range. Clients mostly request existing ids, and one
+//! byte per row would exceed all other memory of spilled rows.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ use crate::manifest::FileEntry;
 
 /// Number of buffered rows at which the writer removes the rows that are already in blocks.
 const MAX_BUFFERED_ROWS: usize = 2 * MAX_BLOCK_ROWS;
-/// Length of the note up to the index.
+/// Length of the note up to the index, in bytes.
 const NOTE_HEADER_BYTES: usize = 28;
 
 /// Metadata of a file of rows.
@@ -131,7 +131,7 @@ impl BlockIndex {
     }
 }
 
-/// An open file of rows. Any thread can read it.
+/// An open file of rows. Any thread can read from an open file.
 #[derive(Debug)]
 pub struct ColdFile {
     pages: PageFile,
@@ -292,12 +292,12 @@ impl ColdWriter {
         if self.ids.len() - self.used >= MAX_BLOCK_ROWS { self.pack() } else { Ok(()) }
     }
 
-    /// Returns the number of rows so far.
+    /// Returns the number of rows added so far.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Returns the number of bytes so far, for rate limits.
+    /// Returns the size of the file so far in bytes, for rate limits.
     pub fn bytes(&self) -> u64 {
         self.pages.bytes()
     }

@@ -12,14 +12,14 @@ use crate::disk::{BLOCK, Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
 use crate::manifest::FileEntry;
 
-/// Size of a read in bytes. It delays a request's read by a few hundred microseconds on a disk of
-/// 500 MB/s.
+/// Size of a read in bytes. Such a read delays a request's read by a few hundred microseconds on a
+/// disk of 500 MB/s.
 const READ_BYTES: usize = 32 * BLOCK_BYTES;
 
 /// A part of a file that is damaged or unreadable.
 #[derive(Debug)]
 pub struct Damage {
-    /// Offset of its first byte.
+    /// Offset of the first byte of the part.
     pub offset: u64,
     /// Whether the damaged part is a page, not the header or the data after the pages.
     pub is_block: bool,
@@ -31,11 +31,11 @@ pub struct Damage {
 #[derive(Debug)]
 pub struct Scrub {
     pages: PageFile,
-    /// Number of rows or pages, and the unit.
+    /// Number of rows or pages, and the name of the unit.
     item_count: (u64, &'static str),
     file: Box<dyn DiskFile>,
     at: u64,
-    /// Buffer of one piece, aligned at `start` for direct I/O.
+    /// Read buffer. Data begins at index `start`, which is aligned for direct I/O.
     memory: Vec<u8>,
     start: usize,
     /// CRC-32C of the bytes read after the header.
@@ -83,8 +83,8 @@ impl Scrub {
         Ok(Scrub { pages, item_count, file, at, memory, start, check, is_damaged })
     }
 
-    /// Reads the next piece and adds its damage to `found`. Returns the number of bytes read, 0 at
-    /// the end.
+    /// Reads the next part of the file and adds its damage to `found`. Returns the number of bytes
+    /// read, or 0 at the end of the file.
     pub fn step(&mut self, found: &mut Vec<Damage>) -> u64 {
         let (from, total) = (self.at, self.pages.entry().bytes);
         let wanted = (total - from).min(READ_BYTES as u64) as usize;
@@ -140,7 +140,7 @@ impl Scrub {
         if number < self.pages.pages() { self.pages.verify(number, bytes) } else { Ok(()) }
     }
 
-    /// Reads the whole file. Returns the number of rows or pages, and the unit.
+    /// Reads the whole file. Returns the number of rows or pages, and the name of the unit.
     pub(crate) fn run(mut self, found: &mut Vec<Damage>) -> (u64, &'static str) {
         while self.step(found) > 0 {}
         self.item_count

@@ -1,5 +1,5 @@
 //! Rounds of the commit thread. A round removes the marked keys from the stripes, logs their state,
-//! syncs if due, and publishes its progress. A failed round returns the keys to the stripes (C4).
+//! syncs if due, and publishes its progress. A failed round returns the keys to their stripes (C4).
 //! The invariants are numbered in `mod.rs`.
 
 use std::sync::atomic::Ordering;
@@ -15,8 +15,8 @@ use crate::log::Log;
 use crate::record::Batch;
 use crate::time;
 
-/// Age of the oldest unsynced change at which `everysec` syncs. It is less than a second, because
-/// the sync also takes time.
+/// Age of the oldest unsynced change at which `everysec` syncs. This age is less than a second,
+/// because the sync also takes time.
 const MAX_UNSYNCED_AGE: Duration = Duration::from_millis(800);
 
 /// Interval for repeated reports of a persistent failure. `MAX_REPORTED_FAILURES` limits the number
@@ -24,8 +24,8 @@ const MAX_UNSYNCED_AGE: Duration = Duration::from_millis(800);
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_REPORTED_FAILURES: usize = 8;
 
-/// State of the commit thread. [`Committer::run`] drives it; tests on a simulated disk run single
-/// rounds.
+/// State of the commit thread. [`Committer::run`] runs the rounds; tests on a simulated disk run
+/// single rounds.
 #[derive(Debug)]
 pub struct Rounds<'a, K> {
     committer: &'a Committer<K>,
@@ -146,7 +146,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             synced_to: log.durable(),
             health: committer.health(),
         });
-        // Store this last, so that the progress is already published when `flush` returns.
+        // Store `synced` last, so that the progress is already published when `flush` returns.
         committer.synced.store(synced, Ordering::Release);
         if flush || result.is_err() || stop {
             drop(committer.pending_requests.lock());
@@ -155,7 +155,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         result
     }
 
-    /// Whether to report a failure. Retries fail several times per second, each with another
+    /// Whether to report a failure. Retries fail several times per second, each with a different
     /// segment number in the message.
     fn should_report(&mut self, error: &Error, now: Instant) -> bool {
         self.reported.retain(|(_, at)| now.saturating_duration_since(*at) < REPORT_INTERVAL);
@@ -283,7 +283,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         let committer = self.committer;
         let mut joined = committer.joined.lock();
         if !joined.stripes.contains(&index) {
-            // This stripe was already read together with another joined one.
+            // This stripe was already read together with another joined stripe.
             joined.stripes.push(index);
         }
         for (index, stripe) in self.hold_joined(&mut joined) {
@@ -375,8 +375,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.split_group();
         }
         source.batch_split(bytes);
-        // Split each stripe into as many batches as needed. A crash may lose some of them, but an
-        // oversized batch could never be logged.
+        // Split each stripe into as many batches as needed. A crash may lose some of these batches,
+        // but an oversized batch could never be logged.
         let committer = self.committer;
         for index in stripes {
             let stripe = committer.stripes[index].lock.lock();
@@ -434,7 +434,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 source.collect(&self.taken[start..]);
                 self.spans.push((index, self.taken.len(), true));
             }
-            // Also visit keys that were marked later.
+            // Visit the stripe again for the keys that were marked later.
             self.waiting.push(index);
         }
     }
@@ -449,7 +449,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     fn put_back(&mut self) {
         let mut start = 0;
-        // Groups stay joined.
+        // Atomic groups stay joined, so that the next round logs each of them in one batch.
         let mut joined = self.committer.joined.lock();
         joined.units.append(&mut self.units);
         joined.bytes += std::mem::take(&mut self.reserved);
@@ -529,7 +529,7 @@ impl<K: Copy + Ord> Committer<K> {
     fn sleep(&self, rounds: &Rounds<'_, K>) -> bool {
         let mut pending_requests = self.pending_requests.lock();
         let until = rounds.next_round_at();
-        // Marks do not wake the thread while the disk fails, because each attempt costs I/O.
+        // Marks do not wake the thread while the disk fails, because each attempt causes I/O.
         while (rounds.is_failing() || !self.is_wake_pending.load(Ordering::SeqCst))
             && !pending_requests.stop
         {

@@ -15,16 +15,17 @@ use crate::time;
 /// Age in milliseconds of the oldest unsynced change that `everysec` allows.
 const MAX_UNSYNCED_MS: u64 = 1000;
 
-/// When the commit thread syncs an appended batch.
+/// Policy for when the commit thread syncs an appended batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncPolicy {
-    /// Immediately. Replies wait for the sync.
+    /// The thread syncs each batch immediately, and replies wait for the sync.
     Always,
-    /// Within a second. Replies only wait if the disk is slower ([`Committer::is_late`]), so a
-    /// power cut or kill loses at most the last second of acknowledged writes.
+    /// The thread syncs within a second. Replies wait only if the disk is slower
+    /// ([`Committer::is_late`]), so a power cut or kill loses at most the last second of
+    /// acknowledged writes.
     EverySecond,
-    /// When the operating system writes the pages, after `unsynced_bytes` bytes, and at each new
-    /// segment.
+    /// The operating system decides when to write the pages. The thread syncs only after
+    /// `unsynced_bytes` bytes and at each new segment.
     No,
 }
 
@@ -40,8 +41,8 @@ pub struct CommitOptions {
     /// Maximum number of keys in all stripes before writes are held back (C5). Stripes with few
     /// keys do not count. Default 262,144, about 16 MiB, plus up to 8 MiB in stripes with few keys.
     pub queued_keys: usize,
-    /// Time between rounds, except under `always`. A longer time writes fewer bytes for hot rows,
-    /// but a killed process loses more. Default 50 ms.
+    /// Time between rounds, except under `always`. With a longer time, the thread writes fewer
+    /// bytes for hot rows, but a killed process loses more changes. Default 50 ms.
     pub gather: Duration,
     /// Approximate maximum size of a batch; a round may write several batches. Default 1 MiB.
     pub batch_bytes: usize,
@@ -71,13 +72,14 @@ pub struct Committer<K> {
     pub(super) options: CommitOptions,
     pub(super) stripes: Box<[AlignedStripe<K>]>,
     pub(super) visibility_table: VisibilityTable,
-    /// Stripes to read together. A thread that locks several stripes locks this first.
+    /// Stripes that the next round reads together. A thread that locks several stripes locks
+    /// `joined` first.
     pub(super) joined: Mutex<Joined<K>>,
     /// Bytes reserved for atomic groups that are not appended yet.
     pub(super) reserved: AtomicUsize,
     /// One bit per stripe that may have keys.
     pub(super) dirty: Box<[AtomicU64]>,
-    /// Round by which a mark made now is logged.
+    /// Number of the next round. A mark made now is logged in that round or an earlier one.
     pub(super) round: AtomicU64,
     /// Highest ticket of all marks.
     pub(super) last_marked: AtomicU64,
@@ -90,11 +92,12 @@ pub struct Committer<K> {
     pub(super) origin: Instant,
     pub(super) health: AtomicU8,
     pub(super) crowded: AtomicBool,
-    /// Number of keys in stripes that have many.
+    /// Number of pending keys, counting only stripes with many keys.
     pub(super) queued: AtomicUsize,
     /// The [`SyncPolicy`], as a number.
     pub(super) policy: AtomicU8,
-    /// Set when the commit thread has work. Only the thread that sets it sends a notification.
+    /// Set when the commit thread has work. Only the thread that sets the flag sends a
+    /// notification.
     pub(super) is_wake_pending: AtomicBool,
     pub(super) pending_requests: Mutex<CommitRequests>,
     pub(super) wake: Condvar,
@@ -132,7 +135,8 @@ pub struct CommitStats {
     pub syncs_by_us: [u64; SYNC_CLASSES],
 }
 
-/// Length of [`CommitStats::syncs_by_us`]. The last class counts all syncs above four seconds.
+/// Length of [`CommitStats::syncs_by_us`]. The last bucket counts all syncs that took longer than
+/// four seconds.
 pub(super) const SYNC_CLASSES: usize = 24;
 
 impl<K> std::fmt::Debug for Committer<K> {
@@ -155,8 +159,8 @@ impl<K> Committer<K> {
         }
     }
 
-    /// Wakes the commit thread if the round of this ticket has not begun. Needed if no other thread
-    /// requests that round.
+    /// Wakes the commit thread if the round of this ticket has not begun. The call is needed if no
+    /// other thread requests that round.
     pub fn begin_round_for(&self, ticket: Ticket) {
         if self.round.load(Ordering::SeqCst) <= ticket {
             self.wake_commit_thread();
@@ -221,8 +225,8 @@ impl<K: Copy + Ord> Committer<K> {
 
     /// Returns a ticket that covers all marks made before this call by any thread.
     ///
-    /// Only marks increase it. A caller that marked no key therefore waits only for marks of other
-    /// threads.
+    /// Only marks increase the ticket. A caller that marked no key therefore waits only for marks
+    /// of other threads.
     pub fn ticket(&self) -> Ticket {
         self.last_marked.load(Ordering::SeqCst)
     }
@@ -248,7 +252,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.policy() == SyncPolicy::EverySecond && self.is_late_at(time::now())
     }
 
-    /// [`is_late`](Committer::is_late) at a given time, for a simulated clock.
+    /// Like [`is_late`](Committer::is_late), but for a given time, for a simulated clock.
     pub fn is_late_at(&self, now: Instant) -> bool {
         self.policy() == SyncPolicy::EverySecond
             && self.millis(now) >= self.unsynced_since_ms.load(Ordering::Relaxed) + MAX_UNSYNCED_MS
@@ -300,7 +304,8 @@ impl<K: Copy + Ord> Committer<K> {
 
     /// Logs and syncs all changes of write guards that exist at this call, and waits for the sync.
     pub fn flush(&self) -> Result<Ticket> {
-        // A writer may have changed state that the caller saw, and not marked it yet.
+        // A writer may have changed state that the caller saw, and may not have marked the change
+        // yet.
         self.wait_for_stripe_writers();
         let ticket = self.round.load(Ordering::SeqCst);
         let mut pending_requests = self.pending_requests.lock();
@@ -338,7 +343,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.last_marked.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
     }
 
-    /// Prepares another [`run`](Committer::run). Before this call, waits for a commit fail
+    /// Prepares another [`run`](Committer::run). Until this call, all waits for a commit fail
     /// immediately.
     pub fn reopen(&self) {
         let mut pending_requests = self.pending_requests.lock();
@@ -360,7 +365,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.stop();
     }
 
-    /// Sets [`health`](Committer::health) until the next round. Used by a caller without a log.
+    /// Sets [`health`](Committer::health) until the next round. For callers that have no log.
     pub fn set_health(&self, health: Health) {
         let code = match health {
             Health::Good => 0,

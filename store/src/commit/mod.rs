@@ -19,7 +19,7 @@
 //!   changes and marks both a counter and a flag, the log has both changes or neither. The thread
 //!   therefore reads the state under the stripe's lock. Without the lock, a batch could contain a
 //!   counter whose flag is only in the next batch.
-//! - **C3** A key marked many times in a round costs one record and little memory: stripes
+//! - **C3** A key that is marked many times in a round takes one record and little memory: stripes
 //!   deduplicate their keys as they grow.
 //! - **C4** A failed round loses nothing. The next round collects its keys and reads their state
 //!   again.
@@ -27,16 +27,16 @@
 //!   [`CommitOptions::crowded_keys`] in a stripe or [`CommitOptions::queued_keys`] in total, or
 //!   while large atomic groups are pending. The server then holds back writes.
 //! - **C6** All keys marked under one [`Exclusive`] guard share one batch, and no other writer
-//!   changes its stripes until it is dropped. If it marked keys in several stripes, the next round
-//!   reads those stripes together, under all their locks. [`Exclusive::join`] extends this to all
-//!   stripes of the guard, for changes of unknown ids.
+//!   changes the guard's stripes until the guard is dropped. If the guard marked keys in several
+//!   stripes, the next round reads those stripes together, under all their locks.
+//!   [`Exclusive::join`] extends this to all stripes of the guard, for changes of unknown ids.
 //! - **C7** A batch contains each key once. A source may therefore sort its copies. The last batch
-//!   that contains a key has its latest state.
+//!   that contains a key has the latest state of the key.
 //! - **C8** C6 holds despite the size limit of a batch ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)).
 //!   Before its first change the writer of an atomic group reserves space for the group
 //!   ([`Committer::reserve`]), and waits until pending groups leave enough space. Changes of other
-//!   writers in the same stripes may exceed the remaining space. They then get batches of their
-//!   own, except for changes of the same ids ([`LoggedState::may_split_between`]). Only a group
+//!   writers in the same stripes may exceed the remaining space. Such changes then get separate
+//!   batches, except for changes of the same ids ([`LoggedState::may_split_between`]). Only a group
 //!   without a sufficient reservation is split, down to the units that
 //!   [`LoggedState::may_split_between`] keeps together. A retry of an oversized batch would loop
 //!   forever.
@@ -44,14 +44,15 @@
 //!   its reply must wait for (`visibility.rs`).
 //!
 //! A writer locks its stripe for the duration of its change. The commit thread locks a stripe while
-//! it reads the state of the stripe's keys. Readers lock no stripe (promise 1). `stripes.rs` has
-//! the writers' side, `commit_loop.rs` the commit thread, `committer.rs` their shared state.
+//! it reads the state of the stripe's keys. Readers lock no stripe (promise 1). `stripes.rs`
+//! contains the code of the writers, `commit_loop.rs` the code of the commit thread, and
+//! `committer.rs` the state that they share.
 //!
-//! A ticket is the number of a round, so a writer loads it and need not increment a counter. The
-//! commit thread first increments the round, then reads the dirty bits. A writer sets its stripe's
-//! dirty bit, then loads the round. If the writer loads round n, its bit was set before the commit
-//! thread read the bits, so its keys are in round n. All these operations are sequentially
-//! consistent.
+//! A ticket is the number of a round, so a writer only loads this number and need not increment a
+//! counter. The commit thread first increments the round, then reads the dirty bits. A writer sets
+//! its stripe's dirty bit, then loads the round. If the writer loads round n, its bit was set
+//! before the commit thread read the bits, so its keys are in round n. All these operations are
+//! sequentially consistent.
 
 mod commit_loop;
 mod committer;

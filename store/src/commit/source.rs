@@ -31,14 +31,15 @@ impl From<&Error> for Health {
 /// Progress of the commit thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Committed {
-    /// Last round that is appended.
+    /// Last round whose changes are appended to the log.
     pub written: Ticket,
-    /// Last round that is as durable as a reply requires: synced with `always`, else appended.
+    /// Last round that is as durable as a reply requires: synced with `always`, otherwise appended.
     pub durable: Ticket,
     /// Last round that is synced.
     pub synced: Ticket,
     /// Last attempted round. The rounds after `written` (`durable` with `always`) up to this one
-    /// failed. A later round logs their changes. Their waiters can be notified of the failure now.
+    /// failed. A later round logs the changes of the failed rounds. Waiters for these rounds can be
+    /// notified of the failure now.
     pub failed: Ticket,
     /// End of the appended part of the log.
     pub written_to: Position,
@@ -48,7 +49,7 @@ pub struct Committed {
     pub health: Health,
 }
 
-/// State that the commit thread logs. The server implements it.
+/// State that the commit thread logs. The server implements this trait.
 pub trait LoggedState<K> {
     /// Copies the current state of these keys (sorted, distinct). Runs under the stripe's lock, so
     /// it must be fast; `encode` does the slow work. Returns the approximate encoded size of all

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
-/// Keys of some ids that were marked and not logged yet.
+/// Keys that writers have marked and no round has logged yet.
 pub(super) struct Stripe<K> {
     pub(super) keys: Vec<K>,
-    /// Last marked key, if it is in `keys`. It shares the lock's cache line, whereas the end of
-    /// `keys` is rarely cached.
+    /// Last marked key, if it is in `keys`. This field shares the lock's cache line, whereas the
+    /// end of `keys` is rarely cached.
     pub(super) last: Option<K>,
     /// Number of keys that triggers the next deduplication.
     pub(super) dedupe_at: usize,
@@ -18,13 +18,14 @@ pub(super) struct Stripe<K> {
     pub(super) counted: usize,
     /// Whether a key was marked since an [`Exclusive`](super::Exclusive) guard was created.
     pub(super) touched: bool,
-    /// Whether `keys` was deduplicated, and so reordered, since that time.
+    /// Whether `keys` was deduplicated, and so reordered, since an exclusive guard was created.
     pub(super) is_reordered: bool,
     /// Whether the next round reads this stripe together with all other joined stripes (C6).
     pub(super) joined: bool,
 }
 
-/// Re-entrant, so that a thread with several locked stripes can enter one of them.
+/// Lock of a stripe. The lock is re-entrant, so that a thread that has locked several stripes can
+/// enter one of these stripes.
 type StripeLock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
 pub(super) type StripeGuard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 
@@ -34,7 +35,7 @@ const KEPT_KEYS: usize = 32;
 /// Number of keys that triggers the first deduplication of a stripe.
 pub(super) const FIRST_DEDUPE: usize = 256;
 
-/// A stripe on two cache lines of its own.
+/// A stripe that has two cache lines to itself.
 #[repr(C, align(128))]
 pub(super) struct AlignedStripe<K> {
     /// First byte of the two cache lines, for a prefetch. `end` is the last byte.
@@ -46,7 +47,7 @@ pub(super) struct AlignedStripe<K> {
 /// Stripes and keys that the next round reads together, into one batch (C6).
 pub(super) struct Joined<K> {
     pub(super) stripes: Vec<usize>,
-    /// Keys marked under exclusive guards. Their stripes may also contain other keys.
+    /// Keys marked under exclusive guards. The stripes of these keys may also contain other keys.
     pub(super) units: Vec<K>,
     /// Bytes reserved for these keys.
     pub(super) bytes: usize,
@@ -61,7 +62,8 @@ impl<K> Default for Joined<K> {
 impl<K> Stripe<K> {
     /// Swaps the keys of a stripe with an empty list, and subtracts them from `queued`.
     pub(super) fn take(&mut self, keys: &mut Vec<K>, queued: &AtomicUsize) {
-        // Frees the memory of a burst, because there are thousands of stripes.
+        // Free the memory that a burst of keys has allocated, because there are thousands of
+        // stripes.
         keys.shrink_to(KEPT_KEYS);
         std::mem::swap(keys, &mut self.keys);
         (self.last, self.dedupe_at) = (None, FIRST_DEDUPE);

@@ -1,4 +1,5 @@
-//! The writers' side: guards, under which a writer changes the engines and marks the changed keys.
+//! Guards for writers. A writer holds a guard while it changes the engines and marks the changed
+//! keys.
 //!
 //! A [`WriteGuard`] locks one stripe. An [`Exclusive`] guard locks several stripes, which the
 //! commit thread reads together (C6). The invariants are numbered in `mod.rs`.
@@ -15,29 +16,30 @@ use super::visibility::CHANGING;
 use crate::batch::MAX_BODY_BYTES;
 
 /// Maximum number of keys in a joined stripe before writes are held back (C5). With this limit, the
-/// keys of all joined stripes fit into one batch several times.
+/// keys of all joined stripes take only a fraction of a batch.
 const JOINED_KEYS: usize = 256;
 
 /// Limit of all [reservations](Committer::reserve) in bytes. The rest of a batch is for record
 /// headers and for records that the source adds.
 const RESERVED_BYTES: usize = MAX_BODY_BYTES / 32 * 31;
 
-/// Bytes of joined changes above which all writers wait for the log, so that no change joins them.
+/// Bytes of joined changes above which all writers wait for the log, so that no further changes are
+/// joined.
 const MAX_JOINABLE_BYTES: usize = MAX_BODY_BYTES / 4;
 
-/// Bytes up to which the changes of a single stripe need not be [`Joined`]. One lock covers them,
-/// and they fit into any batch.
+/// Bytes up to which the changes of a single stripe need not be [`Joined`]. One lock covers these
+/// changes, and they fit into any batch.
 const MAX_SINGLE_STRIPE_BYTES: usize = 64 << 10;
 
 #[cfg(debug_assertions)]
 thread_local! {
-    /// Whether this thread has locked several stripes. It must not enter other stripes, because
-    /// their changes would be in another batch.
+    /// Whether this thread has locked several stripes. Such a thread must not enter other stripes,
+    /// because their changes would be in another batch.
     static HOLDS_SEVERAL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Space reserved in a batch for an atomic group ([`Committer::reserve`]). Released when the group
-/// is logged, or when dropped without use.
+/// Space reserved in a batch for an atomic group ([`Committer::reserve`]). The space is released
+/// when the group is logged, or when the reservation is dropped without use.
 pub struct BatchReservation<'a, K> {
     committer: &'a Committer<K>,
     bytes: usize,
@@ -50,13 +52,13 @@ impl<K> Drop for BatchReservation<'_, K> {
 }
 
 impl<'a, K: Copy + Ord> BatchReservation<'a, K> {
-    /// [`Committer::several`], for a group of at most the reserved size.
+    /// Like [`Committer::several`], for a group of at most the reserved size.
     pub fn several(self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'a, K> {
         let several = self.committer.several(hashes);
         several.with(self)
     }
 
-    /// [`Committer::exclusive`], for a group of at most the reserved size.
+    /// Like [`Committer::exclusive`], for a group of at most the reserved size.
     pub fn exclusive(self) -> Exclusive<'a, K> {
         let all = self.committer.exclusive();
         all.with(self)
@@ -69,15 +71,15 @@ pub struct WriteGuard<'a, K> {
     committer: &'a Committer<K>,
     stripe: StripeGuard<'a, K>,
     index: usize,
-    /// With `always`: the [`VisibilityTable`](super::visibility::Sights) entry of the id, and its
-    /// previous value.
+    /// With `always`: the [`VisibilityTable`](super::visibility::VisibilityTable) entry of the id,
+    /// and its previous value.
     sight: Option<(&'a AtomicU64, Ticket)>,
     has_marked: bool,
     affects_all_ids: bool,
 }
 
 /// A writer's lock of several or all stripes. Other writers of these stripes wait, and all marks go
-/// into one batch (C6). The thread may enter these stripes, and no others.
+/// into one batch (C6). The thread that holds the guard may enter these stripes, but no others.
 pub struct Exclusive<'a, K: Copy> {
     committer: &'a Committer<K>,
     joined: MutexGuard<'a, Joined<K>>,
@@ -119,7 +121,7 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
         let bytes = self.reserved.as_ref().map_or(0, |reserved| reserved.bytes);
         match touched().take(2).count() {
             0 => return,
-            // One lock covers a single stripe.
+            // A single stripe needs no joining, because one lock covers it.
             1 if bytes <= MAX_SINGLE_STRIPE_BYTES => return,
             _ => {}
         }
@@ -127,7 +129,8 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
         let mut most = 0;
         for (index, stripe, before) in touched() {
             let mut stripe = stripe.borrow_mut();
-            // After a deduplication our keys are unknown, so all keys are joined.
+            // A deduplication reorders the keys, so the guard can no longer identify its own. Join
+            // all keys.
             let ours = if stripe.is_reordered { 0 } else { *before };
             units.extend_from_slice(&stripe.keys[ours..]);
             if !std::mem::replace(&mut stripe.joined, true) {
@@ -153,7 +156,7 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
         self.has_marked = true;
         let stripe = &mut *self.stripe.borrow_mut();
         stripe.touched = true;
-        // A hot row.
+        // Skip a hot row whose key is already the last one.
         if stripe.last != Some(key) {
             stripe.last = Some(key);
             self.committer.push(stripe, self.index, key);
@@ -176,7 +179,8 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
         self.committer.push(stripe, self.index, key);
     }
 
-    /// Declares, before the change, that readers of all ids will see it (a schema, a ring).
+    /// Declares that the following change, for example of a schema, is visible to readers of all
+    /// ids. The caller declares this before the change.
     pub fn affects_all_ids(&mut self) {
         self.committer.visibility_table.begin_all();
         self.affects_all_ids = true;
@@ -200,7 +204,7 @@ impl<K> Drop for WriteGuard<'_, K> {
             if self.has_marked {
                 sight.store(round, Ordering::Release);
             } else if sight.load(Ordering::Relaxed) == CHANGING {
-                // Otherwise a nested guard has changed the id.
+                // If the entry has another value, a nested guard has changed the id.
                 sight.store(before, Ordering::Release);
             }
         }
@@ -211,15 +215,16 @@ impl<K> Drop for WriteGuard<'_, K> {
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    // Inlined, so that the key goes from registers to the list. Reloading a key that the caller has
-    // just stored would stall on earlier stores.
+    // This function is inlined, so that the key goes from registers to the list. A reload of a key
+    // that the caller has just stored would stall on earlier stores.
     #[inline(always)]
     fn push(&self, stripe: &mut Stripe<K>, index: usize, key: K) {
         if stripe.keys.is_empty() {
             self.begin_list(index);
         }
         stripe.keys.push(key);
-        // Loaded after the dirty bit is set, as in `leave`. Written once per round.
+        // Load the round after the dirty bit is set, as in `leave`. `last_marked` is written once
+        // per round.
         let round = self.round.load(Ordering::SeqCst);
         if self.last_marked.load(Ordering::Relaxed) < round {
             self.last_marked.fetch_max(round, Ordering::SeqCst);
@@ -299,20 +304,20 @@ impl<K: Copy + Ord> Committer<K> {
         self.hold(indexes)
     }
 
-    /// Enters all stripes, for changes of unknown ids. Costs about 10 ns per stripe.
+    /// Enters all stripes, for changes of unknown ids. The call takes about 10 ns per stripe.
     pub fn exclusive(&self) -> Exclusive<'_, K> {
         self.hold(0..self.stripes.len())
     }
 
     fn hold(&self, indexes: impl IntoIterator<Item = usize>) -> Exclusive<'_, K> {
-        // Prevents deadlock. Only the owner of this lock waits for a stripe while it has locked
-        // another.
+        // This lock prevents a deadlock. Only the owner of this lock waits for a stripe while it
+        // has locked another stripe.
         let joined = self.joined.lock();
         let enter = |index: usize| {
             let guard = self.stripes[index].lock.lock();
             let mut stripe = guard.borrow_mut();
             (stripe.touched, stripe.is_reordered) = (false, false);
-            // Makes the next mark push its key, even if it equals the last one.
+            // Make the next mark push its key, even if that key equals the last key.
             stripe.last = None;
             let keys = stripe.keys.len();
             drop(stripe);
@@ -345,13 +350,13 @@ impl<K: Copy + Ord> Committer<K> {
         self.fits(self.reserved.load(Ordering::SeqCst), bytes)
     }
 
-    /// A group that exceeds a batch is admitted when no other group is pending. Otherwise it would
-    /// wait forever.
+    /// A group that exceeds a batch is admitted when no other group is pending. Otherwise the group
+    /// would wait forever.
     fn fits(&self, reserved: usize, bytes: usize) -> bool {
         reserved == 0 || reserved.saturating_add(bytes) <= RESERVED_BYTES
     }
 
-    /// Addresses of the stripe's two cache lines, for a prefetch before
+    /// Returns the addresses of the stripe's two cache lines, for a prefetch before
     /// [`enter`](Committer::enter).
     #[inline]
     pub fn stripe_lines(&self, hash: u64) -> [&AtomicBool; 2] {
@@ -367,8 +372,8 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Returns the first busy stripe from index `from` on. A caller without a lock polls until it
-    /// has seen each stripe free.
+    /// Returns the first locked stripe at or after index `from`. A caller without a lock polls
+    /// until it has seen each stripe free.
     pub fn first_locked_stripe(&self, from: usize) -> Option<usize> {
         let busy = (from..self.stripes.len()).find(|&index| self.stripes[index].lock.is_locked());
         // Makes the changes in the free stripes visible to this thread.

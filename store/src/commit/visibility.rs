@@ -1,12 +1,12 @@
-//! Delay of replies that show changes which are not durable yet (C9).
+//! Delays replies that show changes that are not durable yet (C9).
 //!
-//! The commit thread works in *rounds*: a round logs and syncs all changes since the last one.
+//! The commit thread works in *rounds*: a round logs and syncs all changes since the last round.
 //! Other clients see a change as soon as it is made, before its round is synced. Under `always` no
 //! reply may show data that a power cut could destroy. After it has read an id, a reader therefore
 //! looks up the round of the id's last change, and delays the reply until that round is synced. A
 //! hash assigns each id to one of [`SIGHTS`] groups, and a table stores the round of the last
-//! change in each group. With a few dozen changes between two syncs, readers of other ids rarely
-//! collide with them.
+//! change in each group. If there are only a few dozen changes between two syncs, a reader of an
+//! unchanged id rarely has to wait.
 //!
 //! ```text
 //!   writer, in its stripe    number = CHANGING, change, mark, number = round
@@ -26,7 +26,7 @@ const SIGHTS: usize = 1 << 16;
 /// Value of a group while a writer changes one of its ids: the round number is not known yet.
 pub(super) const CHANGING: Ticket = Ticket::MAX;
 
-/// For each group of ids, the round of its last change.
+/// Table with the round of the last change in each group of ids.
 pub(super) struct VisibilityTable {
     groups: Box<[AtomicU64]>,
     /// Round of the last change that affects all ids.

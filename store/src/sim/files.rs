@@ -1,4 +1,4 @@
-//! File operations of the simulated disk. Each one may fail, or crash the simulated machine.
+//! File operations of the simulated disk. Each operation may fail, or crash the simulated machine.
 
 use std::io;
 use std::path::PathBuf;

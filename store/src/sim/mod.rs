@@ -1,10 +1,10 @@
-//! Simulated disk. It provides exactly the guarantees listed in `disk.rs`.
+//! Simulated disk. The simulated disk provides exactly the guarantees listed in `disk.rs`.
 //!
-//! Each file has a *live* image, which reads return, and a *durable* one, which survives a power
-//! cut. An ordered list of unsynced writes connects them. [`SimDisk::power_cut`] decides for each
-//! sector of those writes whether it reached the disk. It does the same for names created, renamed
-//! or removed since the last sync of the folder. All decisions derive from one seed and do not
-//! depend on time, addresses or threads. The same seed and calls produce the same bytes.
+//! Each file has a *live* image, which reads return, and a *durable* image, which survives a power
+//! cut. An ordered list of unsynced writes connects the two images. [`SimDisk::power_cut`] decides
+//! for each sector of those writes whether it reached the disk. The same applies to names created,
+//! renamed or removed since the last sync of the folder. All decisions derive from one seed and do
+//! not depend on time, addresses or threads. The same seed and calls produce the same bytes.
 //!
 //! ```text
 //!   write ----> live image, and the list of unsynced writes --sync--> durable image
@@ -30,7 +30,7 @@ use parking_lot::Mutex;
 pub use state::Faults;
 use state::{ConcurrentAction, Inode, Random, State, dead};
 
-/// A simulated disk. Clones share its state.
+/// A simulated disk. Clones of a disk share their state.
 #[derive(Clone, Debug)]
 pub struct SimDisk {
     state: Arc<Mutex<State>>,
@@ -64,7 +64,7 @@ impl SimDisk {
         self.state.lock().faults = faults;
     }
 
-    /// Sets a hook that runs at the beginning of each sync, without locks held. It simulates
+    /// Sets a hook that runs at the beginning of each sync, without locks held. The hook simulates
     /// concurrent activity during a slow sync.
     pub fn set_meanwhile(&self, others: impl Fn() + Send + Sync + 'static) {
         self.state.lock().meanwhile.0 = Some(Arc::new(others));
@@ -120,12 +120,12 @@ impl SimDisk {
         state.names.get(name).map(|n| state.inodes[n].live.clone())
     }
 
-    /// Returns the names of all files. Also works after a crash.
+    /// Returns the names of all files. The call also works after a crash.
     pub fn list_names(&self) -> Vec<String> {
         self.state.lock().names.keys().cloned().collect()
     }
 
-    /// Creates or replaces a file durably. Also works after a crash.
+    /// Creates or replaces a file durably. The call also works after a crash.
     pub fn put(&self, name: &str, bytes: &[u8]) {
         let mut state = self.state.lock();
         let inode = state.next_inode;
@@ -136,7 +136,7 @@ impl SimDisk {
         state.durable_names.insert(name.to_string(), inode);
     }
 
-    /// Removes a file durably. Also works after a crash.
+    /// Removes a file durably. The call also works after a crash.
     pub fn take(&self, name: &str) {
         let mut state = self.state.lock();
         state.names.remove(name);

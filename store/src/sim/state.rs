@@ -30,7 +30,7 @@ pub(super) fn dead() -> io::Error {
     io::Error::other("the simulated machine is down")
 }
 
-/// What happens to unsynced bytes on a power cut.
+/// Effect of a power cut on unsynced bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CrashOutcome {
     Nothing,
@@ -60,7 +60,7 @@ pub(super) enum NameChange {
     Remove(String),
 }
 
-/// Activity of other threads while a file is synced.
+/// Callback that simulates the activity of other threads while a file is synced.
 #[derive(Clone, Default)]
 pub(super) struct ConcurrentAction(pub(super) Option<Arc<dyn Fn() + Send + Sync>>);
 

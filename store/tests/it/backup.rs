@@ -12,7 +12,8 @@ use store::{
     newest_backup_in, plan, remove, restore,
 };
 
-/// A store whose state is the number of its records: the n-th record and a snapshot contain n.
+/// A store whose state is the number of its records. The n-th record contains n, and so does a
+/// snapshot of n records.
 struct Node {
     dir: PathBuf,
     store: Store,
@@ -144,7 +145,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
     for seed in seeds::seeds(20) {
         eprintln!("TIDEMARK_SEED={seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
-        // Uses a file system in memory, because a run has thousands of syncs.
+        // Use an in-memory file system, because a run has thousands of syncs.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let root = folder.path().join("backups");
         let mut node = Node::new(&folder.path().join("data"));
@@ -211,7 +212,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
             let refused = planned(there, &archives, RestoreTarget::Offset(end + 1));
             assert!(matches!(refused, Err(Error::Refused(_))));
         }
-        // Backups do not depend on removed backups.
+        // The remaining backups do not depend on a removed backup.
         if let Some((first, _)) = backups.first() {
             remove(first).unwrap();
             assert_eq!(backups_in(&root).len(), backups.len() - 1);
@@ -359,13 +360,12 @@ fn a_hole_in_the_archive_is_no_end_of_the_log() {
     std::fs::write(&path, bytes).unwrap();
     let refused = planned(&there, &archives, RestoreTarget::Latest).err().unwrap();
     assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
-    // The data folder has the segment.
+    // The data folder still has the missing segment.
     let archives = [node.dir.clone()];
     assert_eq!(planned(&there, &archives, RestoreTarget::Latest).unwrap().end, end);
 }
 
-/// The log of another term does not continue a history that was abandoned before the end of the
-/// backup.
+/// A restore of a backup from an abandoned history does not continue with the log of another term.
 #[test]
 fn restore_does_not_follow_an_abandoned_history() {
     let folder = tempfile::tempdir().unwrap();

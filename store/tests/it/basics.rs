@@ -19,8 +19,8 @@ pub(crate) fn open(disk: &SimDisk, options: StoreOptions) -> store::Result<Store
 
 pub(crate) type Payloads = Vec<Vec<u8>>;
 
-/// Opens, loads and replays. Returns the payloads of the snapshot's chunks and of the log's
-/// records.
+/// Opens and loads a store and replays its log. Returns the payloads of the snapshot's chunks and
+/// of the log's records.
 pub(crate) fn start(
     disk: &SimDisk,
     options: StoreOptions,

@@ -2,8 +2,8 @@
 //! syncs, and a crash at any time.
 //!
 //! One seed determines each run, independent of real time. The test runs the rounds of the commit
-//! thread at the times when the thread would wake up. Time, writers and readers advance *during a
-//! sync*. `crash.rs` covers snapshots, manifests and new segments.
+//! thread at the times when the thread would wake up. During a sync, time passes and writers and
+//! readers continue. `crash.rs` covers snapshots, manifests and new segments.
 //!
 //! Writers behave like the server's writers. A reply waits for its round under `always`, and under
 //! `everysec` if a sync is overdue. Writers change nothing while the log fails. Each change sets
@@ -12,10 +12,9 @@
 //!
 //! Assertions after each crash (a power cut or a kill):
 //!
-//! - `always`: no acknowledged change is lost (promise 3), and no change that a reader has seen
-//!   (C9).
+//! - `always`: no change is lost that was acknowledged (promise 3) or that a reader has seen (C9).
 //! - `everysec`: lost changes were acknowledged within one second of each other. If all syncs
-//!   succeed quickly, they are at most a second older than the crash.
+//!   succeed quickly, the lost changes are at most a second older than the crash.
 //! - The recovered state is a prefix of the history. If a round has several batches, this holds for
 //!   each key separately.
 //!
@@ -78,13 +77,13 @@ impl Machine {
         self.origin + Duration::from_millis(ms)
     }
 
-    /// Runs writers and readers for `ms`. Returns false if the crash comes first.
+    /// Runs writers and readers for `ms`. Returns false if the crash happens first.
     fn pass(&self, ms: u64) -> bool {
         let world = &mut *self.world.lock();
         let until = world.now_ms + ms;
         while world.now_ms < until {
             if world.now_ms >= world.ends_ms {
-                // The next disk operation is the last one, or fails.
+                // The next disk operation is the last operation of the run, or fails.
                 self.disk.crash_after(Some(1));
                 return false;
             }
@@ -168,7 +167,7 @@ fn run(seed: u64) -> Ended {
         keep_log_bytes: 0,
     };
     let policy = if random.bool() { SyncPolicy::Always } else { SyncPolicy::EverySecond };
-    // One batch per round, or one per dirty stripe.
+    // Write one batch per round, or one batch per dirty stripe.
     let batch_bytes = if random.bool() { 1 << 20 } else { 1 };
     let stripes = if random.bool() { 1 } else { 4 };
     let committer =

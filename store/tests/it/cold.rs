@@ -1,5 +1,5 @@
-//! Tests of cold files: rows read back with one read each, damage is located, and a crash leaves
-//! the old or the new state.
+//! Tests of cold files: each row can be read back with one read, damage is located, and a crash
+//! leaves the old or the new state.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
         );
     }
     assert!(all == rows);
-    // Uses the whole range of ids, and rows with fewer values than columns.
+    // Use the whole range of ids, and rows with fewer values than columns.
     let mut writer = store.begin_cold(tag(0, u64::MAX), 3).unwrap();
     writer.push(0, &[]).unwrap();
     writer.push(u64::MAX, &[i64::MIN, 5]).unwrap();
@@ -264,7 +264,7 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), all_states, "every state was reached");
 }
 
-/// Returns row `n` of the fixture: small numbers, some large ones, the extremes.
+/// Returns row `n` of the fixture. The values are small numbers, some large ones, and the extremes.
 fn row_of_version_2(n: u64) -> (u64, [i64; 3]) {
     let large = if n.is_multiple_of(97) { i64::MAX - n as i64 } else { 0 };
     (
@@ -349,7 +349,8 @@ fn files_stay_while_either_manifest_may_be_on_disk() {
     );
 }
 
-/// Rows and pages: each damaged block is reported individually, and the others are intact.
+/// In files of rows and of pages, a scrub reports each damaged block individually and finds the
+/// other blocks intact.
 #[test]
 fn a_scrub_names_each_damaged_block() {
     let disk = SimDisk::new(1);

@@ -1,5 +1,5 @@
-//! Tests of the committer without threads: tickets, deduplication, failures. `turns.rs` has tests
-//! with real threads.
+//! Tests of the committer without threads: tickets, deduplication, failures. `turns.rs` contains
+//! tests with real threads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -162,12 +162,12 @@ impl Meeting {
         ByHand { log: recover(&self.disk).0, source, rounds: Rounds::new(&self.committer) }
     }
 
-    /// Increments a counter under a guard.
+    /// Increments a counter while holding a write guard.
     fn add(&self, key: u32) -> Ticket {
         self.change(key, |counter| _ = counter.fetch_add(1, Ordering::Release))
     }
 
-    /// Sets a counter under a guard.
+    /// Sets a counter while holding a write guard.
     pub(crate) fn set(&self, key: u32, value: i64) -> Ticket {
         self.change(key, |counter| counter.store(value, Ordering::Release))
     }
@@ -252,8 +252,8 @@ fn unreadable_keys_stay_marked_and_not_durable() {
     assert_eq!(meeting.left(), BTreeMap::from([(1, 7)]));
 }
 
-/// Each retry reports another segment number. Five retries per second are one failure, reported
-/// once a minute.
+/// Each retry reports a different segment number. Five retries per second count as one failure,
+/// which is reported once a minute.
 #[test]
 fn a_failure_that_lasts_is_reported_once_a_minute() {
     let meeting = Meeting::new(10, always(4));
@@ -316,7 +316,8 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
     let keys_until_crowded = |spread: u32| {
         let meeting = Meeting::new(100_000, options);
         let mut thread = meeting.by_hand();
-        // Runs twice, because a round must subtract the keys that it removes.
+        // Run the test twice, because a round must subtract the keys that it removes from the
+        // total.
         let [first, second] = [0, 1].map(|_| {
             let n = (0..100_000).find(|i| {
                 meeting.set(i % 16 % spread + i / spread * 16, 1);
@@ -328,7 +329,7 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
             n
         });
         assert_eq!(first, second);
-        // A round swaps the lists of stripes with empty ones, so releasing the memory of all lists
+        // A round swaps the lists of stripes with empty lists, so releasing the memory of all lists
         // takes two more rounds.
         (0..16).for_each(|key| _ = meeting.set(key, 2));
         thread.round().unwrap();
@@ -421,7 +422,8 @@ fn everysec_is_late_when_a_change_is_unsynced_for_a_second() {
     assert!(!committer.is_late(), "nothing is promised");
 }
 
-/// C9. Ids 1 and 5 share a stripe, but have different entries in the visibility table.
+/// Tests invariant C9. Ids 1 and 5 share a stripe, but have different entries in the visibility
+/// table.
 #[test]
 fn a_reader_learns_which_round_to_wait_for() {
     let meeting = Meeting::new(10, always(4));
@@ -430,7 +432,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     let sights = || [1, 5, 2].map(|id| committer.sight(id));
     assert_eq!(sights(), [0; 3]);
 
-    // During a change its round is unknown.
+    // While a change is in progress, its round is unknown.
     let mut turn = committer.enter(1);
     assert_eq!(sights(), [Ticket::MAX, 0, 0]);
     assert_eq!(committer.first_locked_stripe(0), Some(1));
@@ -448,7 +450,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     // A guard without a change does not delay readers.
     drop(committer.enter(5));
     assert_eq!(sights(), [0; 3]);
-    // An outer guard does not overwrite the round of a nested one.
+    // An outer guard does not overwrite the round of a nested guard.
     let outer = committer.enter(5);
     let ticket = meeting.set(5, 8);
     drop(outer);
@@ -464,7 +466,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     thread.round().unwrap();
     assert_eq!(sights(), [0; 3]);
 
-    // Changes that affect all ids.
+    // Test changes that affect all ids.
     let mut turn = committer.enter(0);
     turn.affects_all_ids();
     assert_eq!(sights(), [Ticket::MAX; 3]);
@@ -482,7 +484,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     assert_eq!(sights(), [0; 3]);
 }
 
-/// Changes from before the switch to `always` may be unsynced.
+/// Changes that were made before the switch to `always` may be unsynced.
 #[test]
 fn a_new_policy_holds_for_what_is_read_from_then_on() {
     let meeting = Meeting::new(10, CommitOptions { policy: SyncPolicy::No, ..always(4) });

@@ -1,16 +1,17 @@
 //! Simulation of crashes and recoveries on the simulated disk.
 //!
 //! One seed determines each run: a disk with fault rates, options, and several lives. A life
-//! recovers from the last crash and compares the state with the model. It then works (changes,
-//! commits, snapshots, seals, new segments) until a power cut or a kill at a random step, possibly
-//! during startup. The model records every attempted body for each sequence number of the log.
+//! recovers from the last crash and compares the state with the model. The life then works
+//! (changes, commits, snapshots, seals, new segments) until a power cut or a kill at a random step,
+//! possibly during startup. The model records every attempted body for each sequence number of the
+//! log.
 //!
 //! Assertions after each crash:
 //!
 //! - The log ends at or after the last synced sequence number (promise 3, `always`).
 //! - The log is a prefix: batch n has the last body written as n, for all n up to the end
 //!   (`everysec`, `no`).
-//! - The state of snapshot and log equals that prefix (promises 2 and 3).
+//! - The state that results from snapshot and log equals that prefix (promises 2 and 3).
 //! - Without bit rot, startup never reports damage.
 //!
 //! `cargo xtask sim crash --runs 100000` runs more seeds; `--seed 7` replays one.
@@ -154,7 +155,7 @@ fn start(disk: &SimDisk, options: StoreOptions, model: &mut Model, seed: u64) ->
     model.losses += model.tried.len() as u64 - reached;
     model.tried.truncate(reached as usize);
     assert_eq!(state, model.state_at(reached), "seed {seed}: a wrong state after batch {reached}");
-    // Clients can read recovered data, so it counts as acknowledged. Recovery has synced it.
+    // Clients can read recovered data, so it counts as acknowledged. Recovery has synced this data.
     model.acknowledged = reached;
     model.mix(reached);
     Some(Life {
@@ -307,7 +308,7 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
             sync_dir_error: rate(&mut random) / 4,
             read_error: rate(&mut random) / 4,
         };
-        // Half of the lives begin with faults. The others get them after startup.
+        // Half of the lives begin with faults. The other lives get faults after startup.
         disk.set_faults(if random.bool() { faults } else { Faults::default() });
         disk.crash_after((random.u32(0..4) > 0).then(|| random.u64(1..120)));
         if random.u32(0..6) == 0 {

@@ -68,14 +68,14 @@ fn log_cut_inside_its_last_batches_loads_whole_batches() {
     }
 }
 
-/// Flips each bit of a log. `window`: the first batch that recovery may discard without an error.
+/// Flips each bit of a log. `window` is the first batch that recovery may discard without an error.
 fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
     let whole = disk.contents(NAME).unwrap();
     let (mut refused, mut cut) = (0, 0);
     for bit in 0..whole.len() as u64 * 8 {
         let disk = disk.fork(bit);
         assert!(disk.flip_bit(NAME, bit));
-        // 0: the header; n: batch n from 1; after the last batch: the seal.
+        // 0 is the header, n is the n-th batch, and the number after the last batch is the seal.
         let hit = ends.iter().filter(|&&end| end <= bit / 8).count();
         match load(&disk) {
             Err(Error::Corrupt { path, offset, .. }) => {
@@ -101,7 +101,7 @@ fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
 
 #[test]
 fn each_flipped_bit_of_a_synced_log_is_found() {
-    // Each batch was synced before the next one, so only the last may be lost.
+    // Each batch was synced before the next one, so only the last batch may be lost.
     let (disk, ends) = small_log(6, |_| true, false);
     each_bit(&disk, &ends, 5);
 }
@@ -131,7 +131,7 @@ fn zeroed_swapped_and_old_sectors_are_found() {
         zeroed[a * 512..a * 512 + 512].fill(0);
         images.push(zeroed);
         for b in 0..sectors {
-            // Two sectors swapped, and one copied over the other.
+            // Swap two sectors, and copy one over the other.
             let mut swapped = whole.clone();
             let (x, y) =
                 (whole[a * 512..a * 512 + 512].to_vec(), whole[b * 512..b * 512 + 512].to_vec());
@@ -153,8 +153,9 @@ fn zeroed_swapped_and_old_sectors_are_found() {
     }
 }
 
-/// Two branches of one lineage, for example an old copy of a file partly overwritten by a newer
-/// one. Each batch is valid by itself. Only the chain values show the discontinuity.
+/// The log has batches of two branches of one lineage, for example because a newer file has partly
+/// overwritten an old copy. Each batch is valid by itself. Only the chain values show the
+/// discontinuity.
 #[test]
 fn batches_of_another_branch_are_found() {
     let branch = |word: &[u8]| {
@@ -251,7 +252,7 @@ fn missing_duplicate_swapped_or_foreign_segments_are_refused() {
     disk.put(&segment(3), &two);
     assert!(refusal(&disk).contains("its header has segment number 2"));
 
-    // A segment of another data set under a valid number.
+    // Test a segment of another data set under a valid number.
     let disk = many_segments(1);
     let mut bytes = disk.contents(&segment(3)).unwrap();
     let head = store::SegmentHead::decode(&bytes).unwrap();
@@ -260,7 +261,7 @@ fn missing_duplicate_swapped_or_foreign_segments_are_refused() {
     disk.put(&segment(3), &bytes);
     assert!(refusal(&disk).contains("files of two data sets"));
 
-    // A segment that is too short or too long.
+    // Test a segment that is too short or too long.
     let disk = many_segments(1);
     let bytes = disk.contents(&segment(2)).unwrap();
     disk.put(&segment(2), &bytes[..bytes.len() - 1]);
@@ -270,7 +271,7 @@ fn missing_duplicate_swapped_or_foreign_segments_are_refused() {
         refusal(&disk.kill()).contains("extra bytes after the position where segment 3 continues")
     );
 
-    // A missing and an empty manifest.
+    // Test a missing and an empty manifest.
     let disk = many_segments(1);
     disk.take("tidemark.manifest");
     assert!(refusal(&disk).contains("this folder contained data"));
@@ -391,8 +392,8 @@ fn check_finds_a_sound_folder_good_and_dump_prints_every_file() {
     assert!(dump(&disk, "notes.txt", true, &mut Vec::new()).is_err());
 }
 
-/// A check continues after damage in the log or in the manifest, and reports each damaged file. It
-/// never syncs.
+/// A check continues after damage in the log or in the manifest, and reports each damaged file. The
+/// check never syncs.
 #[test]
 fn check_goes_on_behind_damage_and_syncs_nothing() {
     let whole = many_segments(4);
@@ -426,7 +427,7 @@ fn check_goes_on_behind_damage_and_syncs_nothing() {
     }
 }
 
-/// A crash between the commit of a full sync and its adoption. The next startup completes the
+/// After a crash between the commit of a full sync and its adoption, the next startup completes the
 /// adoption, and a check inspects the new data set.
 #[test]
 fn a_pending_adoption_is_no_damage() {
@@ -469,12 +470,12 @@ fn dump_prints_what_is_in_front_of_damage() {
     assert_eq!(String::from_utf8(text).unwrap().matches(" chunk, ").count(), 2);
 }
 
-/// Only replicas need segments before the replay position. A check reads them, but startup does
-/// not.
+/// Only replicas need segments before the replay position. A check reads these segments, but
+/// startup does not.
 #[test]
 fn what_is_kept_for_replicas_is_checked_too() {
     flip_what_is_kept(200);
-    // A single segment that contains the replay position.
+    // Test a single segment that contains the replay position.
     flip_what_is_kept(1 << 20);
 }
 
@@ -565,7 +566,7 @@ fn decoders_are_total() {
     assert!(outcomes["corrupt"] > 1000 && outcomes["started"] > 100, "{outcomes:?}");
 }
 
-/// Recomputes the checksums of a segment, to test the code after them.
+/// Recomputes the checksums of a segment, to test the code that runs after the checksums match.
 fn fix_segment(bytes: &mut [u8]) {
     let crc = |parts: &[&[u8]]| {
         parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part)).to_le_bytes()

@@ -1,4 +1,4 @@
-//! Tests of the store on simulated and real disks. One binary, one module per topic.
+//! Tests of the store on simulated and real disks. There is one binary, with one module per topic.
 
 #![allow(clippy::unwrap_used)] // helpers of tests may panic
 

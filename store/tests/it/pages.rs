@@ -53,7 +53,7 @@ fn pages_are_read_as_they_were_written() {
             .iter()
             .any(|f| f.text == "100 pages of space 2 kind 5, ids 10 to 900")
     );
-    // A manifest with another tag, and a file under another name.
+    // Test a manifest with another tag, and a file under another name.
     let other = FileEntry { tag: Tag { high: 901, ..TAG }, ..entry.clone() };
     assert!(matches!(store.open_pages(&other), Err(Error::Corrupt { .. })));
     disk.put("cold-0000000099-000001.tcold", &disk.contents(&entry.name).unwrap());
@@ -158,7 +158,7 @@ fn a_crash_at_any_step_leaves_the_old_file_or_the_new_one() {
     );
 }
 
-/// Compares a file with its fixture, and replaces it by the fixture. `STORE_WRITE_FIXTURES=1`
+/// Compares a file with its fixture, and replaces it with the fixture. `STORE_WRITE_FIXTURES=1`
 /// rewrites the fixture; use it only for a new format version.
 pub(crate) fn compare_with_fixture(disk: &SimDisk, entry: &FileEntry, name: &str) {
     let folder =

@@ -12,8 +12,8 @@ use store::{CommitOptions, Committer, Records, SimDisk, SyncPolicy, Tag};
 use crate::basics::{open, options};
 use crate::commits::{Engine, Meeting, Reader, always, read_row, recover, row};
 
-/// Writers of pairs of counters that change together. The pairs are `k` and `k` + number of pairs.
-/// There are few pairs, to cause contention.
+/// Writers that change pairs of counters together. Counter `k` forms a pair with counter `k` +
+/// number of pairs. There are few pairs, to cause contention.
 #[derive(Clone, Copy)]
 struct Crowd<'a> {
     committer: &'a Committer<u32>,
@@ -24,8 +24,8 @@ struct Crowd<'a> {
 }
 
 impl Crowd<'_> {
-    /// Runs writer `t` until the disk crashes. It visits the pairs with this stride. It waits until
-    /// every `waits`-th change is durable.
+    /// Runs writer `t` until the disk crashes. The writer visits the pairs with this stride, and
+    /// waits until every `waits`-th change is durable.
     fn count_until_crash(self, t: usize, stride: usize, waits: usize) {
         let Crowd { committer, engine, disk, acknowledged } = self;
         let pairs = acknowledged.len();
@@ -52,8 +52,8 @@ impl Crowd<'_> {
     }
 }
 
-/// Runs a reader until the disk crashes. It records a value as shown when that is safe (C9).
-/// Returns the highest shown value of each counter.
+/// Runs a reader until the disk crashes. The reader records a value as shown once a reply could
+/// show that value safely (C9). Returns the highest shown value of each counter.
 fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -> Vec<i64> {
     let mut shown = vec![0; engine.counters.len()];
     for key in (0..shown.len()).cycle() {
@@ -72,7 +72,8 @@ fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -
     shown
 }
 
-/// Asserts that `state` contains all acknowledged values. Returns their sum.
+/// Asserts that `state` contains all acknowledged values. Returns the sum of the acknowledged
+/// values.
 fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> i64 {
     let mut total = 0;
     for (key, acknowledged) in acknowledged.iter().enumerate() {
@@ -154,18 +155,19 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
         }
         assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
     }
-    // Readers may not begin before the end of a run.
+    // In some runs no reader starts before the run ends.
     assert!(seen > 0, "no run showed anything");
 }
 
-/// One thread changes keys of several stripes atomically while others change single keys. Every
-/// batch has all or none of an atomic group, despite small batches, failed rounds and crashes.
+/// One thread changes keys of several stripes atomically while other threads change single keys.
+/// Every batch has all or none of an atomic group, despite small batches, failed rounds and
+/// crashes.
 #[test]
 fn what_is_exclusive_is_in_one_batch() {
     const STRIPES: usize = 4;
     const ROUNDS: i64 = 300;
     for seed in 0..20 {
-        // Locks all stripes or two.
+        // Lock all stripes, or two of them.
         let held = if seed % 2 == 0 { 0..STRIPES } else { 1..3 };
         let disk = SimDisk::new(seed);
         let (log, _) = recover(&disk);

@@ -21,9 +21,9 @@
 //! | `likes` | 16 FEED.ACT of new likes, in a space without a ledger |
 //! | `exact` | `likes`, in a space with a ledger |
 //!
-//! The count covers the worker's thread, from requests to replies. It excludes the threads that
-//! read cold blocks, sockets between nodes, and the other nodes. The program prints the number of
-//! requests.
+//! The count covers the worker's thread, from requests to replies. The count excludes the threads
+//! that read cold blocks, sockets between nodes, and the other nodes. The program prints the number
+//! of requests.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -48,8 +48,8 @@ fn of(words: &[&str], more: &[String]) -> Vec<u8> {
     request(&words.iter().copied().chain(more).collect::<Vec<_>>())
 }
 
-/// Sends requests and checks their replies of `lines` lines each. A MOVED error is accepted,
-/// because each node stores only its own posts.
+/// Sends requests and checks their replies, which have `lines` lines each. A MOVED error is
+/// accepted, because each node stores only its own posts.
 fn tell(raw: &mut Raw, requests: &[Vec<u8>], lines: usize) -> Outcome<()> {
     raw.send(requests.concat());
     for _ in requests {
@@ -162,7 +162,7 @@ fn start(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<TestServer>> {
     if what == "cached" {
         for first in (0..POSTS / 2).step_by(100) {
             let ids: Vec<String> = (first..first + 100).map(post).collect();
-            // Each row has one line for its length, four counters and two flags.
+            // Each row takes seven lines: its length, four counters and two flags.
             tell(&mut raws[0], &[of(&["FEED.GET", "home", "42"], &ids)], 1 + 7 * 100)?;
         }
     }

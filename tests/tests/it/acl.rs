@@ -58,7 +58,7 @@ fn a_password_is_asked_for_and_nothing_else_is_answered_before() {
         raw.send(bytes);
         assert_eq!(raw.rest(), error);
     }
-    // Sent in a single packet: the limits end with AUTH.
+    // Send both requests in a single packet. The limits no longer apply to requests after AUTH.
     let long = "x".repeat(20_000);
     let mut bytes = request(&["AUTH", "secret"]);
     bytes.extend(request(&["ECHO", &long]));
@@ -208,8 +208,8 @@ fn a_page_that_marks_needs_the_right_to_the_action() {
     }
 }
 
-/// MARK requires the right to FEED.ACT, also for users with all keys: directly, in a transaction,
-/// and in ACL DRYRUN.
+/// MARK requires the permission for FEED.ACT, even for users with access to all keys. The rule
+/// applies directly, in a transaction, and in ACL DRYRUN.
 #[test]
 fn mark_needs_the_right_to_feed_act() {
     let server = TestServer::start();
@@ -221,7 +221,7 @@ fn mark_needs_the_right_to_feed_act() {
         "~* +@all -@write",
         "~* +@all -feed.act",
         "$home %W$like +feed.get",
-        // The rights to FEED.ACT and to FEED.GET are in different selectors.
+        // The permissions for FEED.ACT and for FEED.GET are in different selectors.
         "~* +feed.get (~* +feed.act)",
     ]
     .into_iter()
@@ -244,7 +244,7 @@ fn mark_needs_the_right_to_feed_act() {
         assert!(inline(&mut admin, &dry).starts_with('$'), "{rules}");
         assert_eq!(admin.line(), refusal.replacen('t', "T", 1), "{rules}");
         assert_eq!(inline(&mut admin, &format!("ACL DRYRUN {name} FEED.GET home 7 1")), OK);
-        // EXEC checks the right again.
+        // EXEC checks the permission again.
         assert_eq!(inline(&mut admin, &format!("ACL SETUSER {name} ~* +feed.act")), OK);
         assert_eq!(inline(&mut raw, "MULTI"), OK);
         assert_eq!(inline(&mut raw, "FEED.GET home 7 1 MARK like"), "+QUEUED");
@@ -265,7 +265,7 @@ fn mark_needs_the_right_to_feed_act() {
     admin.request(&["PH.EXISTS", "liked", "7", "1"]).expect("*1\r\n:1\r\n");
 }
 
-/// A client that revokes its own channels or user by ACL LOAD still gets its +OK.
+/// A client that revokes its own channels or user with ACL LOAD still receives its +OK.
 #[test]
 fn acl_load_answers_the_client_whose_connection_it_ends() {
     let folder = tempfile::tempdir().unwrap();
@@ -620,7 +620,7 @@ fn monitor_and_slowlog_show_no_passwords() {
     };
     said("CONFIG SET slowlog-log-slower-than 0 slowlog-max-len 1000");
     assert_eq!(inline(&mut monitor, "MONITOR"), OK);
-    // Valid, invalid and malformed commands, also inside a transaction.
+    // Send valid, invalid and malformed commands, also inside a transaction.
     for (line, answer) in [
         ("ACL SETUSER u on >hunter2 +@all ~*", "Ok("),
         ("ACL SETUSER u >hunter2 nonsense-hunter2", "Err("),
@@ -844,8 +844,8 @@ fn strangers_from_other_machines_are_denied() {
     server.stop().unwrap();
 }
 
-/// SET with GET and SMOVE reveal data, so they need the right to read. Space names ($) grant the
-/// same rights as key patterns.
+/// SET with GET and SMOVE reveal data, so these commands need read permission. Space names ($)
+/// grant the same permissions as key patterns.
 #[test]
 fn a_write_only_key_right_reads_nothing() {
     let server = TestServer::start();

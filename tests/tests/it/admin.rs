@@ -108,14 +108,15 @@ const MOVING: [&str; 11] = [
     "connected_clients",
 ];
 
-/// Every metric with an INFO field has the same value; both are read on an idle server.
+/// Every metric with an INFO field has the same value as the field. The test reads both on an idle
+/// server.
 #[test]
 fn info_and_metrics_agree() {
     let (server, address) = with_admin(of_each_kind);
     some_traffic(&server);
     let mut c = server.connection();
     let started = Instant::now();
-    // The rate and buffer memory need some time to become constant.
+    // The rate and the buffer memory take some time to become constant.
     loop {
         let before = get(address, "/metrics", &[]).body;
         let info: String = cmd("INFO").arg("everything").query(&mut c).unwrap();
@@ -130,7 +131,7 @@ fn info_and_metrics_agree() {
             .filter(|(m, (name, value))| {
                 let is = |all: &BTreeMap<String, f64>| {
                     let exposed = all.get(name).unwrap_or_else(|| panic!("{name} is not there"));
-                    // Unknown values are NaN in both.
+                    // Unknown values are NaN in both outputs.
                     exposed.is_nan() && value.is_nan()
                         || (exposed * m.per_unit - value).abs() <= value.abs() * 1e-9 + 1e-7
                 };
@@ -145,7 +146,7 @@ fn info_and_metrics_agree() {
         }
         assert!(started.elapsed() < DEFAULT_TIMEOUT, "{differing:#?}");
     }
-    // Values that change are present in both and nearly equal.
+    // Values that change are present in both outputs and nearly equal.
     let info: String = cmd("INFO").query(&mut c).unwrap();
     let all = samples(&get(address, "/metrics", &[]).body);
     for field in ["total_commands_processed", "used_memory_rss", "connected_clients"] {
@@ -367,7 +368,7 @@ fn readiness_says_what_is_missing() {
     for path in ["/healthz", "/readyz"] {
         assert_eq!(get(of_master, path, &[]).status, 200, "{path}");
     }
-    // A replica whose master is unreachable.
+    // Start a replica whose master is unreachable.
     let nowhere = listener().local_addr().unwrap().port();
     let (replica, of_replica) = with_admin(|_| {});
     let mut c = replica.connection();
@@ -460,11 +461,11 @@ fn foreign_host_names_are_misdirected() {
     }
 }
 
-/// On other addresses than loopback, or if the default user has a password, these paths require an
-/// ACL user with the right to the equivalent command.
+/// On addresses other than loopback, or if the default user has a password, these paths require an
+/// ACL user with permission for the equivalent command.
 #[test]
 fn what_shows_keys_needs_a_user_with_the_right_to_see_them() {
-    // user:password in base 64.
+    // Encode user:password in Base64.
     let of = |name: &str| {
         let encoded = match name {
             "ops" => "b3BzOnNlY3JldA==",         // ops:secret
@@ -497,7 +498,7 @@ fn what_shows_keys_needs_a_user_with_the_right_to_see_them() {
     for path in ["/metrics", "/healthz", "/readyz", "/api/status", "/api/spaces", "/api/history"] {
         assert_eq!(get(address, path, &[]).status, 200, "{path}");
     }
-    // A failed login is counted and logged as over RESP.
+    // A failed login is counted and logged like a failed login over RESP.
     let info: String = cmd("INFO").arg("stats").query(&mut c).unwrap();
     assert!(info.contains(&format!("acl_access_denied_auth:{}\r\n", GUARDED.len())), "{info}");
     let log = format!("{:?}", cmd("ACL").arg("LOG").query::<redis::Value>(&mut c).unwrap());
@@ -510,7 +511,8 @@ fn what_shows_keys_needs_a_user_with_the_right_to_see_them() {
     }
 }
 
-/// Clients that send half a request are disconnected after some seconds and do not block others.
+/// Clients that send half a request are disconnected after a few seconds and do not block other
+/// clients.
 #[test]
 fn slow_clients_do_not_keep_others_out() {
     let (server, address) = with_admin(|_| {});
@@ -522,14 +524,14 @@ fn slow_clients_do_not_keep_others_out() {
     assert_eq!(get(address, "/healthz", &[]).status, 200);
     let mut rest = Vec::new();
     slow[0].read_to_end(&mut rest).unwrap();
-    // They also do not delay a shutdown.
+    // Such clients also do not delay a shutdown.
     let began = Instant::now();
     server.stop();
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
-/// Scraping 100 spaces, the maximum, takes under 20 ms in an optimized build. This debug build,
-/// sharing the machine with other tests, checks the order of magnitude only.
+/// Scraping 100 spaces, the maximum, takes under 20 ms in an optimized build. This test uses a
+/// debug build and shares the machine with other tests, so it checks only the order of magnitude.
 #[test]
 fn a_scrape_of_100_spaces_takes_milliseconds() {
     let (server, address) = with_admin(|config| {
@@ -556,7 +558,7 @@ fn a_scrape_of_100_spaces_takes_milliseconds() {
     assert!(best < Duration::from_millis(200), "{best:?}");
 }
 
-/// Clients that never read their responses do not block others.
+/// Clients that never read their responses do not block other clients.
 #[test]
 fn clients_that_do_not_read_do_not_keep_others_out() {
     let (_server, address) = with_admin(|_| ());

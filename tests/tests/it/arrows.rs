@@ -1,11 +1,11 @@
 //! Dependency rules: crates depend on each other only as listed in docs/arrows.md, and neither
 //! crates nor the files of a crate form a cycle.
 //!
-//! A file depends on another one if its code names an item defined there, in a `use` or in a path
-//! that starts with `crate`, `super`, `self`, a child module or an imported module. Names are
-//! resolved through re-exports. `pub use child::Item` in a `mod.rs` is therefore no dependency,
-//! unless the `mod.rs` itself uses `Item`. Test code is excluded. Methods have no path, so an
-//! `impl` block outside its type's file is not detected.
+//! A file depends on another file if its code names an item that the other file defines, in a `use`
+//! or in a path that starts with `crate`, `super`, `self`, a child module or an imported module.
+//! Names are resolved through re-exports. `pub use child::Item` in a `mod.rs` is therefore not a
+//! dependency, unless the `mod.rs` itself uses `Item`. Test code is excluded. Methods have no path,
+//! so an `impl` block outside its type's file is not detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -218,7 +218,7 @@ impl Files {
         let root = top().join(name).join("src");
         let mut all = Vec::new();
         sources(&root, &mut all);
-        // A binary with a library in the same package is a crate of its own.
+        // A binary with a library in the same package is a separate crate.
         let has_library = root.join("lib.rs").exists();
         all.retain(|file| !(has_library && *file == root.join("main.rs")));
         let module = |file: &Path| -> Module {

@@ -1,5 +1,5 @@
-//! Comparison with redis-server: the same requests must produce identical bytes wherever Redis
-//! defines the reply.
+//! Comparison with redis-server: the same requests must produce identical bytes if Redis defines
+//! the reply.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -114,8 +114,8 @@ fn commands_are_described_as_redis_describes_them() {
     names.extend(
         ["object|encoding", "memory|usage", "client|list", "config|set"].map(str::to_owned),
     );
-    // Shard channels count as keys only for cluster clients. SHUTDOWN, DEBUG and INFO take other
-    // arguments than in Redis. Tidemark refuses SINTERCARD for any keys.
+    // Shard channels count as keys only for cluster clients. SHUTDOWN, DEBUG and INFO accept
+    // different arguments than in Redis. Tidemark refuses SINTERCARD for any keys.
     let others = [
         "ssubscribe",
         "sunsubscribe",
@@ -613,7 +613,8 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
             12 => vec!["HGET", &cell, "like"],
             _ => vec!["TYPE", &cell],
         };
-        // A row has all its fields, a hash only those set, so all fields are set in both first.
+        // A Tidemark row has all its fields, but a Redis hash has only the fields that were set.
+        // Set all fields on both servers first.
         let bytes = tidemark_tests::request(&args);
         let theirs = {
             if args[0] == "HINCRBY"
@@ -631,7 +632,8 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
             }
         };
         let ours = answer(server.port(), &bytes);
-        // A cell key cannot hold a hash, where Redis returns nil for an absent key.
+        // A cell key cannot hold a hash, so Tidemark returns an error even if the key is absent.
+        // Redis returns nil for an absent key.
         if args[0] == "HGET" && args[1] == cell && theirs.starts_with("$-1") {
             assert!(ours.starts_with("-WRONGTYPE"), "{ours}");
             continue;
@@ -690,7 +692,7 @@ fn rights_to_keys_are_those_of_redis() {
                 Err(error) => error.to_string(),
             };
             let (our, their) = (of(&mut ours), of(&mut theirs));
-            // Skips commands, or numbers of arguments, that Redis does not have.
+            // Skip commands and argument counts that Redis does not support.
             if !their.contains("not found") {
                 asked += 1;
                 if our != their {

@@ -1,5 +1,5 @@
-//! Limits of an existence space that clients could otherwise exceed. Each one is tested over the
-//! wire: error, metric, and unchanged data.
+//! Limits of an existence space that clients could otherwise exceed. Each limit is tested over the
+//! wire: the error, the metric, and that the data is unchanged.
 
 use super::cold::call;
 use redis::{Connection, Value, cmd};
@@ -31,7 +31,7 @@ fn page(c: &mut Connection, member: u64, id: u64) -> (i64, Option<i64>) {
     (rows[0][0].unwrap(), rows[0][4])
 }
 
-/// Adds enough ids for the space to learn the normal range, so that none is stored as an outlier.
+/// Adds enough ids for the space to learn the normal range, so that no id is stored as an outlier.
 fn settle(c: &mut Connection, space: &str) {
     let ids: Vec<u64> = (1000..1200).collect();
     cmd("PH.ADD").arg(space).arg(1_000_000).arg(ids).query::<()>(c).unwrap();
@@ -67,13 +67,14 @@ fn unlike_beyond_max_revoked_changes_no_flag_or_counter() {
         );
         assert_eq!(page(c, 20, 1001), (30, Some(1)), "{command}");
     }
-    // SMOVE does not add to the destination what it cannot remove from the source.
+    // SMOVE does not add a member to the destination if it cannot remove the member from the
+    // source.
     let error = call::<Value>(c, "SMOVE liked:1001 liked:1002 20")
         .and_then(Value::extract_error)
         .unwrap_err();
     assert!(error.code() == Some("OOM") && error.to_string().contains(text), "{error}");
     assert_eq!(call::<Vec<i64>>(c, "PH.EXISTS liked 20 1001 1002").unwrap(), [1, 0]);
-    // Repeated removals are allowed, and adding again frees an entry.
+    // A pair may be removed again, and adding a removed pair frees its entry.
     assert_eq!(call::<Vec<i64>>(c, "FEED.UNDO like 3 1001").unwrap(), [0]);
     assert_eq!(call::<Vec<i64>>(c, "FEED.ACT like 3 1001").unwrap(), [1]);
     assert_eq!(figure(c, "most_revoked"), 19);
@@ -149,7 +150,8 @@ fn ids_beyond_max_ahead_are_refused_or_become_outliers() {
     assert_eq!(call::<Vec<i64>>(c, "PH.ADD reposted 7 1201").unwrap(), [1], "new ids are accepted");
 }
 
-/// A member is hashed for each id: megabytes of member times a thousand ids would take seconds.
+/// A member is hashed for each id, so a member of several megabytes with a thousand ids would take
+/// seconds.
 #[test]
 fn a_long_member_comes_with_few_ids() {
     let server = TestServer::start();

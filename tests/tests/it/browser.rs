@@ -86,7 +86,7 @@ impl Browser {
         self.post("/goog/cdp/execute", &json!({ "cmd": name, "params": params }))
     }
 
-    /// Saves a picture of the whole page to `target/screenshots`.
+    /// Saves a full-page screenshot to `target/screenshots`.
     pub(crate) fn screenshot(&self, name: &str) {
         let whole = json!({ "captureBeyondViewport": true });
         let picture = self.chrome("Page.captureScreenshot", &whole);
@@ -120,7 +120,8 @@ impl Browser {
         eventually(what, || self.run(script) == json!(true));
     }
 
-    /// Returns elements beyond the right edge of the page, except inside scrollable ones.
+    /// Returns the elements that extend beyond the right edge of the page, except those inside
+    /// scrollable elements.
     pub(crate) fn overflowing(&self) -> Value {
         self.run(
             "const wide = [...document.querySelectorAll('body *')].filter(e => \
@@ -149,7 +150,8 @@ impl Browser {
         self.run("return getComputedStyle(document.body).backgroundColor")
     }
 
-    /// Types into the first element that matches a selector. `ENTER` is a key.
+    /// Types into the first element that matches a selector. The character `ENTER` presses the
+    /// Enter key.
     pub(crate) fn type_into(&self, selector: &str, text: &str) {
         let found = self.post("/element", &json!({ "using": "css selector", "value": selector }));
         let element = found.as_object().unwrap().values().next().unwrap().as_str().unwrap();

@@ -25,7 +25,7 @@ fn redis_py_reads_changes_in_both_protocols() {
     }
 }
 
-/// Blocked consumers of a group are served in the order of their waits.
+/// Blocked consumers of a group are served in the order in which they began to wait.
 #[test]
 fn who_waits_longest_for_a_group_is_served_first() {
     let server = TestServer::with(|config| {

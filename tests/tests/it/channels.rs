@@ -1,6 +1,6 @@
 //! Publish/subscribe: messages cross workers in order, in both protocols. A subscriber that does
-//! not read is disconnected without effect on others. CLIENT KILL and CLIENT PAUSE are tested here
-//! as well.
+//! not read is disconnected without effect on other clients. CLIENT KILL and CLIENT PAUSE are
+//! tested here as well.
 
 use std::time::{Duration, Instant};
 use tidemark_tests::{DEFAULT_TIMEOUT, Raw, TestServer, eventually};
@@ -104,7 +104,7 @@ fn a_listener_in_resp2_may_send_little_and_in_resp3_everything() {
     three.request(&["PUBLISH", "a", "x"]).expect(":0\r\n");
 }
 
-/// A push must not appear inside EXEC's array, whatever the transaction contains.
+/// A push must not appear inside EXEC's array, regardless of the commands in the transaction.
 #[test]
 fn messages_to_oneself_come_behind_all_of_a_transaction() {
     let server = TestServer::start();
@@ -230,7 +230,8 @@ fn names_and_numbers_of_subscriptions_are_limited() {
         raw.ask(&["PSUBSCRIBE", &"x".repeat(500)]),
         "-ERR pattern too long: at most 256 bytes"
     );
-    // The limit in bytes covers all kinds of subscriptions; a repeated one takes no more memory.
+    // The limit in bytes covers all kinds of subscriptions; a repeated subscription takes no
+    // additional memory.
     admin_sets(&server, "server.max_subscriptions_memory", "2048");
     raw.request(&["HELLO", "3"]);
     while raw.line() != "modules" {}
@@ -251,8 +252,8 @@ fn names_and_numbers_of_subscriptions_are_limited() {
     raw.request(&["PING"]).expect("+PONG\r\n");
 }
 
-/// Sentinel's failover transaction is accepted and executed. Other clients are disconnected, the
-/// caller is not.
+/// Sentinel's failover transaction is accepted and executed. Other clients are disconnected, but
+/// the caller is not.
 #[test]
 fn kill_by_type_spares_the_caller_and_other_types() {
     let server = TestServer::start();

@@ -1,5 +1,5 @@
-//! Memory limit of client buffers: above it, the client with the largest buffers is evicted, and no
-//! other is affected.
+//! Memory limit of client buffers: above the limit, the client with the largest buffers is evicted,
+//! and no other client is affected.
 
 use tidemark_tests::{Raw, TestServer, eventually};
 
@@ -46,7 +46,7 @@ fn the_largest_client_is_disconnected() {
         let mut small: Vec<Raw> = (0..5).map(|_| unfinished(&server, 200_000)).collect();
         let mut stays = server.raw();
         assert_eq!(stays.ask(&["PING"]), "+PONG");
-        // Much more than the limit, regardless of the kernel's buffers.
+        // Use much more memory than the limit, regardless of the kernel's buffers.
         let _large: Vec<Raw> = (0..10).map(|_| take(&server, 8 * MIB)).collect();
         eventually(kind, || {
             info(&server, "evicted_clients") > 0 && info(&server, "mem_clients_normal") <= 16 * MIB
@@ -83,7 +83,8 @@ fn a_client_that_does_not_read_messages_is_disconnected() {
     assert_eq!(publisher.ask(&["PING"]), "+PONG");
 }
 
-/// Subscriptions and watched keys count as client memory, and their largest holders are evicted.
+/// Subscriptions and watched keys count as client memory, and the clients with the most of them are
+/// evicted.
 #[test]
 fn subscriptions_and_watched_keys_count_and_make_room() {
     let server = TestServer::with(|config| config.server.max_clients_memory_bytes = 16 * MIB);
@@ -141,13 +142,13 @@ fn subscriptions_and_watched_keys_count_and_make_room() {
     eventually("nothing counts any more", || info(&server, "mem_clients_subscriptions") == 0);
 }
 
-/// An incomplete request counts with its scanner state, which is released afterwards.
+/// The scanner state of an incomplete request counts as client memory and is released afterwards.
 #[test]
 fn what_the_scanner_knows_counts_until_the_request_is_done() {
     let server = TestServer::with(|config| config.server.max_clients_memory_bytes = 12 * MIB);
     let mut raw = server.raw();
-    // Seven bytes of input plus eight bytes of scanner state per argument; the input alone would be
-    // allowed.
+    // Each argument takes seven bytes of input and eight bytes of scanner state. The input alone
+    // would be allowed.
     raw.send(format!("*1000001\r\n$5\r\nTOUCH\r\n{}", "$1\r\n1\r\n".repeat(999_999)));
     assert_eq!(raw.rest(), "");
     eventually("it has most", || info(&server, "evicted_clients") == 1);

@@ -1,5 +1,5 @@
-//! A server without cluster mode: a cluster of one shard for cluster clients, a standalone server
-//! for others.
+//! A server without cluster mode appears as a cluster of one shard to cluster clients, and as a
+//! standalone server to other clients.
 
 use crate::replication::{follow, wait_for_sync};
 use tidemark_tests::{Raw, TestServer, eventually};

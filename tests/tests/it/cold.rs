@@ -15,14 +15,14 @@ pub(crate) fn small(config: &mut Config) {
     config.durability.snapshot_every_s = 0;
 }
 
-/// Small tables and a memory limit for a few of them.
+/// Configures small tables, and a memory limit that fits only a few of them.
 pub(crate) fn tight(config: &mut Config) {
     small(config);
     config.counter[0].rows_per_table = 10_000;
     config.counter[0].memory_limit_bytes = 1 << 20;
 }
 
-/// Sends a command whose words are separated by spaces.
+/// Sends a command whose arguments are separated by spaces.
 pub(crate) fn call<T: redis::FromRedisValue>(
     connection: &mut Connection,
     text: &str,
@@ -89,8 +89,8 @@ pub(crate) fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
     }
 }
 
-/// Sends idempotent changes and retries after OOM errors: with a small limit the next table may
-/// briefly have no room.
+/// Sends idempotent changes and retries after OOM errors: with a small limit there may briefly be
+/// no memory for the next table.
 pub(crate) fn retry_after_oom(pipe: &redis::Pipeline, connection: &mut Connection) {
     let mut told = pipe.query::<Value>(connection);
     let started = std::time::Instant::now();
@@ -149,14 +149,14 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
     assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "all reads were prefetched");
     was_read_ahead(&mut connection);
 
-    // Every kind of change, on cold rows.
+    // Make every kind of change to cold rows.
     let id = |i: u64| 1_000_000 + i * 37;
     let mut absent = vec![];
     for round in 0..3 {
         let o = 100 * round;
         let mut connection = server.connection();
         let c = &mut connection;
-        // HSET counts a counter of 0 as new.
+        // HSET counts a field with value 0 as new.
         let is_zero = |i: u64, field: usize| i64::from(truth[&id(i)][field] == 0);
         for (text, reply) in [
             (format!("HINCRBY post:{} like 5", id(o)), truth[&id(o)][0] + 5),
@@ -190,7 +190,8 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
         truth.get_mut(&id(o + 9)).unwrap()[0] += 1;
         verify(&server, &truth, &absent);
         match round {
-            // The first restart reads log and cold files, the second also a snapshot.
+            // The first restart reads the log and cold files, and the second restart also reads a
+            // snapshot.
             0 => server = server.restart(),
             1 => {
                 let _: Value = call(&mut server.connection(), "SAVE").unwrap();
@@ -230,8 +231,8 @@ fn scanned(connection: &mut Connection, count: u64) -> Vec<u64> {
     ids
 }
 
-/// Counting after a crash: the newest table of the last snapshot has been closed and spilled since,
-/// so no table covers both the spilled rows and later ones. DBSIZE must still be exact.
+/// DBSIZE must be exact after a crash, even if the newest table of the last snapshot was closed and
+/// spilled in the meantime. No table then covers both the spilled rows and later rows.
 #[test]
 fn rows_above_those_on_the_disk_are_counted_after_a_crash() {
     let server = TestServer::with(small);
@@ -258,7 +259,7 @@ fn cold_rows_are_counted_and_listed_after_spilling_is_off() {
     let mut connection = server.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 9_000, &mut truth);
-    // Distant ids, dense enough to define their own range.
+    // Use distant ids that are dense enough to define their own range.
     for id in (2_000_000..2_005_000).chain((1 << 62)..(1 << 62) + 5000) {
         let _: Value = call(&mut connection, &format!("CNT.SET post {id} like 3")).unwrap();
         truth.insert(id, [3, 0, 0, 0]);
@@ -304,8 +305,8 @@ fn cold_rows_are_counted_and_listed_after_spilling_is_off() {
     verify(&server.restart(), &truth, &ids[100..200]);
 }
 
-/// Changes and deletions of cold rows take memory until a merge; merges start automatically and
-/// bound it.
+/// Changes and deletions of cold rows take memory until a merge. Merges start automatically and
+/// bound this memory.
 #[test]
 fn changes_are_merged_by_themselves() {
     let server = TestServer::with(tight);
@@ -313,7 +314,8 @@ fn changes_are_merged_by_themselves() {
     let mut truth = Truth::new();
     fill(&mut connection, 150_000, &mut truth);
     let ids: Vec<u64> = truth.keys().copied().collect();
-    // Deletes some rows of each file. Their tombstones would take 1.4 MB; the limit is 1 MiB.
+    // Delete some rows of each file. The tombstones of these rows would take 1.4 MB, and the limit
+    // is 1 MiB.
     for ids in ids[..120_000].chunks(1000) {
         let _: Value =
             redis::cmd("CNT.DEL").arg("post").arg(&ids[..500]).query(&mut connection).unwrap();
@@ -328,8 +330,8 @@ fn changes_are_merged_by_themselves() {
     verify(&server, &truth, &ids[..500]);
 }
 
-/// Each file costs a descriptor and a search step, so files with few remaining rows are merged into
-/// one. A merge keeps to its byte rate until a writer needs memory or the server stops.
+/// Each file takes a file descriptor and a search step, so files with few remaining rows are merged
+/// into one. A merge observes its rate limit until a writer needs memory or the server stops.
 #[test]
 fn a_slow_merge_delays_no_request() {
     let server = TestServer::with(|config| {
@@ -362,7 +364,7 @@ fn a_slow_merge_delays_no_request() {
     tidemark_tests::eventually("a merge is under way", || merges_or_tries(&mut connection));
     let mut other = server.connection();
     other.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
-    // More rows than fit into memory in addition to the changes that wait for a merge.
+    // Add more rows than fit into memory in addition to the changes that wait for a merge.
     for from in (100_000..400_000).step_by(10_000) {
         fill_from(&mut connection, from, 10_000, &mut truth);
         redis::cmd("HINCRBY")
@@ -391,7 +393,7 @@ fn small_neighbours_become_one_file() {
     let spilled: u64 = call(&mut connection, "TM.SPILL post 8").unwrap();
     let before = info(&mut connection, "cold_files");
     assert!(before >= 8 && spilled > 60_000, "{before} files, {spilled} rows");
-    // One row in a hundred remains: several files together have less than one table.
+    // Keep one row in a hundred, so that several files together have fewer rows than one table.
     let ids: Vec<u64> = truth.keys().copied().collect();
     for ids in ids[..60_000].chunks(500) {
         let some: Vec<u64> = ids.iter().copied().filter(|id| id % 100 != 0).collect();
@@ -445,7 +447,7 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
             change(&mut connection, &mut truth);
             let before = saving(&mut connection);
             let _: u64 = call(&mut connection, "TM.SPILL post 1").unwrap();
-            // Both belong to the same snapshot, because no other one was requested.
+            // Both checks see the same snapshot, because no other snapshot was requested.
             between += u32::from(before && saving(&mut connection));
             change(&mut connection, &mut truth);
         }
@@ -537,8 +539,8 @@ fn flags_of_spilled_posts_are_shown() {
     assert_eq!(likes(&mut connection, 8, &ids[..50]), [[1, 1]; 50]);
 }
 
-/// A page that is repeated after its cold rows were read appears once in MONITOR and statistics,
-/// and its worker reads no cold file itself.
+/// A page request that runs again after its cold rows were read appears only once in MONITOR and in
+/// the statistics. The worker of the request reads no cold file itself.
 #[test]
 fn a_page_that_lacks_cold_rows_runs_as_one_request() {
     let server = TestServer::with(small);
@@ -598,7 +600,8 @@ fn a_long_pipeline_waits_for_room_and_nothing_of_it_is_refused() {
     verify(&server, &truth, &[]);
 }
 
-/// With any limit, tables are small enough for several to fit, so that the oldest can be spilled.
+/// Under any memory limit, tables are small enough for several to fit, so that the oldest can be
+/// spilled.
 #[test]
 fn a_limit_too_small_for_the_tables_makes_smaller_tables() {
     for limit in [256 << 10, 1 << 20] {
@@ -625,7 +628,7 @@ fn replica_reads_cold_files_spills_and_can_be_promoted() {
     fill(&mut connection, 12_000, &mut truth);
     let _: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
     let ids: Vec<u64> = truth.keys().copied().collect();
-    // Rows changed and deleted after the spill.
+    // Change and delete rows after the spill.
     for &id in &ids[..50] {
         let _: i64 = call(&mut connection, &format!("HINCRBY post:{id} like 1000")).unwrap();
         truth.get_mut(&id).unwrap()[0] += 1000;
@@ -640,8 +643,8 @@ fn replica_reads_cold_files_spills_and_can_be_promoted() {
     super::replication::wait_for_sync(&master, &replica);
     assert!(info(&mut replica.connection(), "cold_rows") > 4_000);
     verify(&replica, &truth, gone);
-    // The replica receives more than its memory holds, including changes of rows that are cold
-    // there.
+    // The replica receives more data than its memory holds, including changes of rows that are cold
+    // on the replica.
     let limits = "memory_limit 1mb rows_per_table 10000 spill yes";
     let _: String = call(&mut connection, &format!("TM.SPACE ALTER post SET {limits}")).unwrap();
     let mut more = Truth::new();
@@ -657,7 +660,8 @@ fn replica_reads_cold_files_spills_and_can_be_promoted() {
     assert!(info(&mut replica.connection(), "spilled_tables") > 0, "by itself");
     assert_eq!(info(&mut replica.connection(), "spill_failures"), 0);
     verify(&replica, &truth, &[]);
-    // A snapshot with its own cold files, and a restart from both.
+    // Take a snapshot on the replica, and restart the replica from the snapshot and its own cold
+    // files.
     let _: Value = call(&mut replica.connection(), "SAVE").unwrap();
     let replica = replica.stopped().started();
     super::replication::wait_for_sync(&master, &replica);
@@ -672,14 +676,14 @@ fn replica_reads_cold_files_spills_and_can_be_promoted() {
     verify(&replica, &truth, &[]);
 }
 
-/// Hundreds of connections request cold pages, and some close before the reply; the others receive
-/// correct rows.
+/// Hundreds of connections request cold pages, and some close before the reply; the other
+/// connections receive correct rows.
 #[test]
 fn hundreds_of_connections_read_cold_pages() {
     const LINKS: usize = 300;
     let server = TestServer::with(|config| {
         small(config);
-        // A tiny cache, so that nearly all rows are read from disk.
+        // Use a tiny cache, so that nearly all rows are read from disk.
         config.spill.cache_bytes = 4096;
     });
     let mut connection = server.connection();
@@ -715,8 +719,8 @@ fn hundreds_of_connections_read_cold_pages() {
 
 type Row = (u64, i64, i64, i64, i64);
 
-/// CNT.SCAN of a mostly cold space, in both formats, during changes: no row is missing, and each
-/// has a value that it had during the scan.
+/// Runs CNT.SCAN on a mostly cold space, in both formats, during changes. No row is missing, and
+/// each row has a value that it had during the scan.
 #[test]
 fn cnt_scan_exports_rows_of_memory_and_disk() {
     let server = TestServer::with(small);
@@ -730,7 +734,7 @@ fn cnt_scan_exports_rows_of_memory_and_disk() {
     }
     let spilled: u64 = call(&mut connection, "TM.SPILL post 8").unwrap();
     assert!(spilled > 10_000, "{spilled}");
-    // Rows changed and deleted after the spill.
+    // Change and delete rows after the spill.
     call::<Vec<i64>>(&mut connection, "CNT.INCRBY post 5 like 1000000").unwrap();
     assert_eq!(call::<u64>(&mut connection, "CNT.DEL post 6").unwrap(), 1);
     let scan = |connection: &mut Connection, options: &str| -> BTreeMap<u64, i64> {
@@ -752,7 +756,7 @@ fn cnt_scan_exports_rows_of_memory_and_disk() {
     assert_eq!(scan(&mut connection, " COUNT 1000"), all);
     assert_eq!(scan(&mut connection, ""), all);
 
-    // Binary format.
+    // Repeat the scan in the binary format.
     let (mut cursor, mut rows) = ("0".to_owned(), BTreeMap::new());
     loop {
         let (next, bytes, counters): (String, Vec<u8>, usize) =

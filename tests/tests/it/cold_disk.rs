@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use tidemark_tests::TestServer;
 
 /// Cold files have their own size limit, which simulates a disk that fills up during a spill or a
-/// merge while the log still has room.
+/// merge while the log still has space.
 #[test]
 fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
     let server = TestServer::with(|config| {
         tight(config);
-        // Room for two and a half files.
+        // The limit has space for two and a half files.
         config.spill.max_bytes = 160_000;
     });
     let mut connection = server.connection();
@@ -57,8 +57,8 @@ fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
     // Old rows can still be read, changed and deleted.
     verify(&server, &truth, &[]);
     let ids: Vec<u64> = truth.keys().copied().collect();
-    // Returns the number of rows whose change was refused; a change may need more than the limit's
-    // last bytes.
+    // Returns the number of rows whose change was refused; a change may need more memory than the
+    // limit has left.
     let some = |truth: &mut Truth, connection: &mut Connection| {
         let mut refused = 0;
         for &id in ids.iter().step_by(97) {
@@ -82,7 +82,7 @@ fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
     verify(&server, &truth, &[]);
     let killed = server.killed();
     verify(&killed, &truth, &[]);
-    // There is also no room for a merge.
+    // Leave no space for a merge either.
     let _: Value = call(&mut connection, "CONFIG SET spill.max_disk 1").unwrap();
     let told = call::<u64>(&mut connection, "TM.SPILL post 1").unwrap_err().to_string();
     assert!(told.contains("disk full") && told.contains("max_disk"), "{told}");
@@ -105,12 +105,13 @@ fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
     verify(&server.restart(), &truth, &[]);
 }
 
-/// A corrupted block must not read as zeros: requests that need it fail, all others succeed.
+/// A corrupted block must not read as zeros: requests that need the block fail, and all other
+/// requests succeed.
 #[test]
 fn a_spoiled_block_is_an_error_and_never_a_no() {
     let server = TestServer::with(|config| {
         small(config);
-        // A tiny cache, so that blocks are read from disk.
+        // Use a tiny cache, so that blocks are read from disk.
         config.spill.cache_bytes = 4096;
     });
     let mut connection = server.connection();
@@ -170,8 +171,8 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
     was_read_ahead(&mut connection);
 }
 
-/// An unreadable file prevents merges of its own range only; its pending changes stay in memory and
-/// are served.
+/// An unreadable file prevents merges of only its own range. The pending changes of the file stay
+/// in memory and are served.
 #[test]
 fn a_damaged_file_keeps_no_other_from_being_merged() {
     let server = TestServer::with(|config| {
@@ -186,7 +187,8 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
     assert!(
         info(&mut connection, "cold_files") >= 3 && info(&mut connection, "cold_rows") > 40_000
     );
-    // The file of the first full table; its first block of rows follows the header's block.
+    // Choose the file of the first full table. The first block of rows in the file follows the
+    // header's block.
     let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES post").unwrap();
     let whole = tables
         .iter()
@@ -200,7 +202,7 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
         .unwrap_err()
         .to_string();
     assert!(told.contains("cannot be read"), "{told}");
-    // Rows after the damaged block.
+    // Change rows after the damaged block.
     let change = |connection: &mut Connection, truth: &mut Truth, ids: &[u64]| {
         for ids in ids.chunks(500) {
             let mut pipe = redis::pipe();
@@ -225,7 +227,7 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
     }
     let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
     assert!(text.contains("spill_last_status:err") && text.contains("is damaged"), "{text}");
-    // All rows except those in the lost block.
+    // Expect all rows except those in the lost block.
     let mut readable: Truth =
         truth.into_iter().filter(|(id, _)| !ids[..2_000].contains(id)).collect();
     verify(&server, &readable, &[]);
@@ -235,8 +237,8 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
 }
 
 /// Without any request, the scrubber finds corrupted blocks of rows, filters and a ledger, and INFO
-/// names the files. Other blocks are served; merges proceed and lose nothing of the damaged files.
-/// Once the disk is repaired, a second pass clears the report.
+/// names the files. Other blocks are served; merges proceed and lose no readable rows of the
+/// damaged files. Once the disk is repaired, a second pass clears the report.
 #[test]
 fn scrubbing_finds_what_the_disk_has_spoiled() {
     let server = TestServer::with(|config| {
@@ -279,7 +281,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
     assert_eq!(info(&mut connection, "scrub_read_bytes"), bytes);
     assert!(info(&mut connection, "scrub_last_pass_time") > 1_700_000_000);
     assert_eq!(info(&mut connection, "scrub_left_bytes"), 0);
-    // All rows are changed to force merges; the damaged file stays with all readable rows.
+    // Change all rows to force merges. The damaged file must stay, with all its readable rows.
     let rows = &kinds[0];
     let told = |connection: &mut Connection| {
         let (mut right, mut refused) = (0, 0);
@@ -314,7 +316,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
     assert!(info(&mut connection, "merges") > merges, "the other tables are merged");
     assert!(server.folder().join(&rows.name).exists());
     assert_eq!(told(&mut connection), (right, refused));
-    // Restores the content, as from a backup.
+    // Restore the contents of the files, as from a backup.
     for (path, bytes) in paths.iter().zip(&before) {
         if path.exists() {
             let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();

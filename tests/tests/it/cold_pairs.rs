@@ -12,7 +12,7 @@ const FIRST: u64 = 1_000_000;
 const LIKES: u64 = 8;
 
 fn small(config: &mut Config) {
-    // Spaces without ledgers.
+    // The space `liked` has no ledger.
     config.existence[0].ledger = LedgerMode::Off;
     config.existence[0].pairs_per_table = 16_000;
     config.existence[0].max_tables = 3;
@@ -68,7 +68,7 @@ fn verify(server: &TestServer, truth: &Truth) {
     for ((id, viewer), _) in &some {
         pipe.cmd("SISMEMBER").arg(format!("liked:{id}")).arg(viewer);
         pipe.cmd("BF.EXISTS").arg(format!("liked:{id}")).arg(viewer);
-        // A member without likes.
+        // Also look up a member without likes.
         pipe.cmd("SISMEMBER").arg(format!("liked:{id}")).arg(5_000_000 + viewer);
     }
     let told: Vec<i64> = pipe.query(&mut connection).unwrap();
@@ -98,7 +98,7 @@ fn change(connection: &mut Connection, truth: &mut Truth, round: u64) {
         };
         assert_eq!(done, 1, "{id} {viewer} {set} {index}");
         truth.insert((id, viewer), !set || index % 3 == 2);
-        // A like after the table was spilled.
+        // Add a like after the table was spilled.
         let late = 10_000 * (round + 1) + index;
         let done: Vec<i64> = call(connection, &format!("FEED.ACT like {late} {id}")).unwrap();
         if done == [1] {
@@ -138,7 +138,8 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
             info(&mut connection, "overlay_pairs") > 0 || info(&mut connection, "merges") > merges
         );
         match round {
-            // The first restart reads log and cold files, the second also a snapshot.
+            // The first restart reads the log and cold files, and the second restart also reads a
+            // snapshot.
             0 => server = server.restart(),
             1 => {
                 let _: Value = call(&mut connection, "SAVE").unwrap();
@@ -159,7 +160,7 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     assert_eq!(info(&mut connection, "overlay_pairs"), 0);
     verify(&server, &truth);
     verify(&server.killed(), &truth);
-    // Location of each range.
+    // Read the location of each range.
     let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES liked").unwrap();
     let place = |table: &BTreeMap<String, Value>| {
         redis::from_redis_value::<String>(table["where"].clone()).unwrap()
@@ -186,8 +187,8 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     assert!(told.contains("Invalid number of tables '-1'"), "{told}");
 }
 
-/// Late likes of cold tables wait in memory for a merge. They are accepted even if the memory limit
-/// leaves room for the newest table only.
+/// Late likes of cold tables wait in memory for a merge. Such likes are accepted even if the memory
+/// limit leaves space for only the newest table.
 #[test]
 fn late_likes_wait_for_merges_and_are_not_refused() {
     for (posts, limit) in [(6_000, 0), (1_500, 14 * 4096)] {
@@ -200,7 +201,7 @@ fn late_likes_wait_for_merges_and_are_not_refused() {
         fill(&mut connection, 0, posts, &mut truth);
         eventually("the oldest tables are on disk", || info(&mut connection, "cold_pairs") > posts);
         let merges = info(&mut connection, "merges");
-        // Many more late likes than memory can hold, for a few posts of the oldest table.
+        // Add many more late likes than memory can hold, for a few posts of the oldest table.
         for viewers in (10_000u64..20_000).collect::<Vec<_>>().chunks(500) {
             let mut pipe = redis::pipe();
             for viewer in viewers {
@@ -232,8 +233,8 @@ fn a_cold_id(connection: &mut Connection) -> u64 {
     number(table, "low").max(FIRST)
 }
 
-/// Checking a cold flag costs one read of 4 KiB, as counted by the kernel; a repeated check costs
-/// none.
+/// A check of a cold flag takes one read of 4 KiB, as counted by the kernel. A repeated check takes
+/// no read.
 #[test]
 fn a_cold_flag_is_one_read() {
     let server = TestServer::with(|config| {
@@ -260,7 +261,7 @@ fn a_cold_flag_is_one_read() {
 fn a_spoiled_page_is_an_error_and_never_a_no() {
     let server = TestServer::with(|config| {
         small(config);
-        // A tiny cache, so that pages are read from disk.
+        // Use a tiny cache, so that pages are read from disk.
         config.spill.cache_bytes = 4096;
     });
     let mut connection = server.connection();
@@ -304,8 +305,8 @@ fn a_spoiled_page_is_an_error_and_never_a_no() {
     assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
 }
 
-/// Without room for cold files, the newest table grows until writes are refused with a clear error.
-/// No pair is lost, and spilling resumes once there is room.
+/// Without space for cold files, the newest table grows until writes are refused with a clear
+/// error. No pair is lost, and spilling resumes once there is space.
 #[test]
 fn pairs_survive_and_spilling_resumes_after_cold_files_are_full() {
     let server = TestServer::with(|config| {
@@ -335,7 +336,8 @@ fn pairs_survive_and_spilling_resumes_after_cold_files_are_full() {
         if let Err(error) = told {
             break error.to_string();
         }
-        // A refused pipeline may have been partly executed, so only fully acknowledged ones count.
+        // A refused pipeline may have been partly executed, so only fully acknowledged pipelines
+        // count.
         ids.retain(|id| id % 7 == 0);
         truth.extend(ids.iter().flat_map(|id| (2..500).map(|viewer| ((*id, viewer), true))));
         post += 20;

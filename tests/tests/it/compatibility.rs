@@ -7,10 +7,10 @@ use tidemark_tests::TestServer;
 
 struct Tested {
     name: &'static str,
-    /// Versions installed by the tests or used in a recorded run.
+    /// Versions that the tests install or that a recorded run used.
     version: &'static str,
     works: &'static str,
-    /// Test functions that cover it, anywhere in the repository, or another proof.
+    /// Test functions anywhere in the repository that cover the client, or other evidence.
     tests: &'static [&'static str],
 }
 
@@ -145,7 +145,7 @@ fn sources(folder: &Path, text: &mut String) {
         } else if path.extension().is_some_and(|end| end == "rs") {
             text.push_str(&std::fs::read_to_string(&path).unwrap());
         } else {
-            // A script counts by its file name.
+            // A script counts as a test function with the script's file name.
             let _ = writeln!(text, "fn {}(", path.file_name().unwrap().to_string_lossy());
         }
     }

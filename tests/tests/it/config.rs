@@ -131,7 +131,7 @@ fn a_rewrite_is_there_at_the_next_start() {
         (get(&server, "timeout"), get(&server, "maxclients")),
         ("77".to_owned(), "99".to_owned())
     );
-    // With the folder deleted, REWRITE fails and the server continues.
+    // After the folder is deleted, REWRITE fails and the server continues.
     drop(folder);
     let error = config(&server, &["REWRITE"]).unwrap_err().to_string();
     assert!(error.contains("Rewriting config file: "), "{error}");

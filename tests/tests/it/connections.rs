@@ -220,7 +220,7 @@ fn a_client_that_leaves_while_blocked_is_noticed() {
     stays.expect(":1\r\n");
 }
 
-/// After RESET a connection gets the full login time of a new one.
+/// After RESET a connection gets the full login time of a new connection.
 #[test]
 fn a_reset_connection_has_time_to_log_in_again() {
     let server = TestServer::with(|config| {
@@ -239,7 +239,8 @@ fn a_reset_connection_has_time_to_log_in_again() {
     assert!(start.elapsed() > Duration::from_millis(900), "{:?}", start.elapsed());
 }
 
-/// Other clients can log in however many unauthenticated clients connect, whatever those send.
+/// Other clients can log in, regardless of how many unauthenticated clients connect and what they
+/// send.
 #[test]
 fn unauthenticated_clients_lock_no_client_out() {
     let server = TestServer::with(|config| {
@@ -279,7 +280,7 @@ fn shutdown_stops_the_server_after_what_was_sent_before() {
     let server = TestServer::start();
     let mut raw = server.raw();
     raw.request(&["ECHO", "x"]).request(&["SHUTDOWN", "NOSAVE"]).request(&["PING"]);
-    // The connection closes once the folder is free.
+    // The connection closes once the data folder is unlocked.
     server.join();
     assert_eq!(raw.rest(), "$1\r\nx\r\n");
 }
@@ -304,7 +305,7 @@ fn client_with_a_full_output_buffer_loses_no_reply() {
     let batch = ping.repeat(100);
     slow.stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     let mut sent = 0;
-    // Until the buffers of both sides are full.
+    // Write until the buffers of both sides are full.
     while let Ok(n) = slow.stream.write(&batch[sent % batch.len()..]) {
         sent += n;
         assert!(sent < 200 << 20, "the server did not stop reading");

@@ -5,7 +5,7 @@ use redis::{Commands, Connection, FromRedisValue, cmd};
 use std::collections::BTreeSet;
 use tidemark_tests::TestServer;
 
-/// Scans to the end with a command and options after the cursor.
+/// Repeats a scan command, with options after the cursor, until the scan ends.
 fn walk<T: FromRedisValue + Ord>(
     c: &mut Connection,
     words: &[&str],
@@ -64,7 +64,7 @@ fn all_cursors_fit_a_double_and_lead_to_every_key() {
     }
 }
 
-/// A client has rounded these cursors of an earlier release.
+/// A client that stores numbers as doubles has rounded these cursors of an earlier release.
 #[test]
 fn larger_cursors_are_invalid() {
     let server = TestServer::start();

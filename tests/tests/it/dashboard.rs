@@ -49,8 +49,8 @@ fn is_between(shown: &str, before: &str, after: &str) -> bool {
     }
 }
 
-/// Checks that every value on the page equals the one of INFO. Retries those that differ, because
-/// some values change while the server runs.
+/// Checks that every value on the page equals the one of INFO. Retries the values that differ,
+/// because some values change while the server runs.
 fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
     let rounds = "Number(document.body.dataset.rounds)";
     let mut wrong: BTreeSet<String> = figures(browser).into_keys().collect();
@@ -76,8 +76,8 @@ fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
     panic!("values differ from INFO: {wrong:?}");
 }
 
-/// Values without an INFO counterpart: rates of the last interval, sums, and counters of the
-/// requests themselves.
+/// Values that have no counterpart in INFO: rates of the last interval, sums, and counters that the
+/// test's own requests change.
 const NOT_OF_INFO: [&str; 6] = [
     "pages_per_s",
     "writes_per_s",
@@ -101,7 +101,7 @@ fn dashboard_agrees_with_info_and_fits_desktop_and_phone() {
     });
     some_traffic(&server);
     let mut c = server.connection();
-    // Several tables, the oldest recycled.
+    // Fill several tables, so that the oldest is recycled.
     for id in 501..4000 {
         cmd("FEED.ACT").arg("like").arg(3).arg(id).query::<Vec<Option<i64>>>(&mut c).unwrap();
     }
@@ -174,7 +174,7 @@ fn the_dashboard_shows_what_is_empty_busy_rolls_and_spills() {
                 let ids: Vec<u64> = (20 * id..20 * id + 20).collect();
                 pipe.cmd("FEED.GET").arg("home").arg(7).arg(ids).ignore();
                 pipe.exec(&mut c).unwrap();
-                // Lets the disk keep up.
+                // Pause, so that the disk can keep up.
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
@@ -276,7 +276,8 @@ fn walks_along_a_ring(browser: &Browser) {
 
 fn inspects_a_page(browser: &Browser, server: &TestServer) {
     let mut c = server.connection();
-    // A value wider than its field; a liked post; an absent row; a post below the lowest stored id.
+    // Inspect a value wider than its field, a liked post, an absent row, and a post below the
+    // lowest stored id.
     cmd("HSET").arg(&["post:3999", "like", "100000"]).exec(&mut c).unwrap();
     let ids = [3999, 3998, 900_000, 1];
     let page: Vec<Vec<Option<i64>>> =

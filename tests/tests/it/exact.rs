@@ -8,8 +8,8 @@ use tidemark_tests::{Raw, TestServer, request};
 
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-/// Returns a value near a limit: of a field of some width, of an entry of the aux dictionary, or of
-/// an i64.
+/// Returns a value near a limit: the limit of a field of some width, of an aux dictionary entry, or
+/// of an i64.
 fn edge(rng: &mut fastrand::Rng) -> i64 {
     let near = rng.i64(-2..=2);
     let far = match rng.u32(0..10) {
@@ -42,8 +42,8 @@ fn raw(port: u16) -> Raw {
     Raw { stream }
 }
 
-/// 40,000 increments and sets with values that outgrow their bits and shrink back, while widths
-/// change and new tables open. Replies equal redis-server's.
+/// Sends 40,000 increments and sets, whose values outgrow their bits and shrink again, while field
+/// widths change and new tables open. The replies must equal redis-server's.
 #[test]
 fn every_field_holds_any_i64_as_redis_does() {
     let redis = redis();
@@ -51,7 +51,7 @@ fn every_field_holds_any_i64_as_redis_does() {
     let (mut theirs, mut ours, mut admin) = (raw(redis.port), server.raw(), server.raw());
     let seed = fastrand::u64(..);
     let mut rng = fastrand::Rng::with_seed(seed);
-    // Random ids, including both extremes.
+    // Use random ids, including both extremes.
     let mut ids: Vec<u64> = (0..300).map(|_| rng.u64(..) >> rng.u32(0..40)).collect();
     ids.extend([0, u64::MAX, u64::MAX - 1, 1 << 63]);
     let keys: Vec<String> = ids.iter().map(|id| format!("post:{id}")).collect();
@@ -67,7 +67,7 @@ fn every_field_holds_any_i64_as_redis_does() {
                 let (one, two) = (edge(&mut rng).to_string(), edge(&mut rng).to_string());
                 match rng.u32(0..10) {
                     0..6 => request(&["HINCRBY", key, field, &one]),
-                    // HMSET, because the reply of HSET counts fields that are 0 as new.
+                    // Use HMSET, because the reply of HSET counts fields with value 0 as new.
                     6 => request(&["HMSET", key, field, &one, FIELDS[rng.usize(..4)], &two]),
                     7 => request(&["HMGET", key, "read", "like", "comment", "repost", "like"]),
                     8 => request(&["HGET", key, field]),

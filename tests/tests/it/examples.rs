@@ -1,4 +1,5 @@
-//! Runs each program of `examples/` as its first line says; all must print the same page.
+//! Runs each program of `examples/` with the command in its first line. All programs must print the
+//! same page.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

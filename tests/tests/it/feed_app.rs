@@ -113,7 +113,7 @@ fn card(browser: &Browser, post: u64) -> (bool, String, String, bool) {
     serde_json::from_value(browser.run(&script)).unwrap()
 }
 
-/// Presses the heart with the keyboard and waits for the page to show it.
+/// Presses the heart with the keyboard and waits for the page to show the change.
 fn press_heart(browser: &Browser, post: u64, then: bool) {
     browser.type_into(&format!("#p{post} .like"), &ENTER.to_string());
     let pressed = format!("#p{post} .like[aria-pressed={then}]");
@@ -138,7 +138,7 @@ fn a_like_moves_the_count_and_the_heart_is_its_viewers() {
     browser.post("/refresh", &json!({}));
     assert_eq!(card(&browser), shown(true, "1", "2", false));
 
-    // A second viewer whose name contains markup.
+    // Sign in as a second viewer whose name contains markup.
     let second = "<b id=x>Ann</b>\"'&";
     read_as(&browser, &app, second);
     assert_eq!(browser.run("return document.getElementById('x')"), json!(null));
@@ -198,7 +198,7 @@ fn forms_of_other_sites_and_forged_cookies_change_nothing() {
     assert!(head.contains(" 404 "), "a GET likes nothing");
     assert_eq!(likes(&server, "7", post), (0, false));
 
-    // A form submitted again, or from a stale page, counts once.
+    // A form that is submitted again, or from a stale page, is applied only once.
     let own = format!("Origin: http://{}", app.address);
     for from in [own.as_str(), "Sec-Fetch-Site: same-origin", &own] {
         let head = like(&[&cookie, from], &form);
@@ -233,8 +233,8 @@ fn a_post_below_the_horizon_has_a_heart_that_cannot_be_pressed() {
     assert_eq!(likes(&server, "7", post), (0, false));
 }
 
-/// The real data set, where available. Counts equal those of plain sets, apart from false
-/// positives; loading it twice changes nothing.
+/// Loads the real data set, if available. Counts must equal those of plain sets, apart from false
+/// positives, and a second load must change nothing.
 #[test]
 fn a_file_of_reposts_is_shown_as_it_is() {
     let folder = tempfile::tempdir().unwrap();

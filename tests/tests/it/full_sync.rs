@@ -94,7 +94,7 @@ fn a_full_sync_goes_on_where_it_was_cut() {
             .query::<redis::Value>(&mut master.connection())
             .unwrap()
     };
-    // A few nearly empty tables of one megabyte each.
+    // Create a few nearly empty tables of one megabyte each.
     for id in 0..6 {
         call(&format!("PH.ADD liked 7 {id}"));
         call(&format!("HSET post:{id} like {id}"));
@@ -223,7 +223,8 @@ fn aborted_full_sync_keeps_old_data_and_removes_staged_files() {
     assert_eq!(row, 2);
 }
 
-/// FORCE discards a replica's data once. A later empty server at the master's address is refused.
+/// FORCE discards a replica's data only once. A later empty server at the master's address is
+/// refused.
 #[test]
 fn empty_master_is_refused_after_an_earlier_force() {
     let [master, empty, replica] = [(); 3].map(|()| TestServer::start());
@@ -306,7 +307,7 @@ fn attempts_at(master: &TestServer) -> impl FnMut() -> u64 {
     move || count() - before
 }
 
-/// Checks delays of one second, then two, then four.
+/// Checks that the delays between attempts are one second, then two, then four.
 fn assert_retries_slow_down(attempts: &mut impl FnMut() -> u64, most: u64) {
     let began = Instant::now();
     for count in 2..=most {
@@ -373,8 +374,8 @@ fn when_loaded(raw: &mut tidemark_tests::Raw, words: &[&str]) -> String {
     }
 }
 
-/// A full sync closes no client connection: an idle client, a busy one, a subscriber, a transaction
-/// with a watched key, and a monitor all stay connected.
+/// A full sync closes no client connection: an idle client, a busy client, a subscriber, a
+/// transaction with a watched key, and a monitor all stay connected.
 #[test]
 fn clients_of_a_replica_stay_connected_through_a_full_sync() {
     let quiet = |config: &mut Config| config.durability.snapshot_every_s = 0;
@@ -403,7 +404,7 @@ fn clients_of_a_replica_stay_connected_through_a_full_sync() {
     let port = master.port().to_string();
     let mut admin = replica.raw();
     admin.request(&["REPLICAOF", "127.0.0.1", &port, "FORCE"]).expect("+OK\r\n");
-    // A busy client sees the old row, -LOADING, and the new row only.
+    // A busy client sees only the old row, -LOADING, and the new row.
     let began = Instant::now();
     let mut seen = std::collections::BTreeSet::new();
     while !seen.contains("7") {

@@ -1,5 +1,6 @@
 //! Malformed requests with their expected replies, checked against redis-server as well, each sent
-//! whole and split at every byte. A separate table lists where Tidemark is deliberately stricter.
+//! whole and split at every byte. A separate table lists the cases in which Tidemark is
+//! deliberately stricter.
 
 use crate::beside_redis::{answer, redis};
 use std::io::Read;
@@ -14,7 +15,7 @@ const MARK: &str = "$8\r\nthe mark\r\n";
 fn table() -> Vec<(Vec<u8>, String)> {
     let error = |text: &str| format!("-ERR Protocol error: {text}\r\n");
     let fine = |text: &str| format!("{text}{MARK}");
-    // Lines without an end are tested in hostile.rs, because the reply depends on their length.
+    // Lines without a line end are tested in hostile.rs, because the reply depends on their length.
     let table: Vec<(String, String)> = vec![
         ("*-1\r\n".into(), fine("")),
         ("*-10\r\n".into(), fine("")),
@@ -59,7 +60,7 @@ fn table() -> Vec<(Vec<u8>, String)> {
     table.into_iter().map(|(bytes, reply)| (bytes.into_bytes(), reply)).chain(families()).collect()
 }
 
-/// Further requests, grouped by reply.
+/// Additional requests, grouped by reply.
 fn families() -> Vec<(Vec<u8>, String)> {
     let error = |text: &str| format!("-ERR Protocol error: {text}\r\n");
     let fine = |text: &str| format!("{text}{MARK}");
@@ -180,7 +181,7 @@ fn families() -> Vec<(Vec<u8>, String)> {
     }
     row(b"*1\r\n\n\r\n", error("expected '$', got ' '"));
 
-    // Other RESP types at the start of a request are words of an inline request.
+    // Other RESP types at the start of a request are arguments of an inline request.
     for other in ["+OK", ":1", "-1", "%1", "~1", ">1", "_", "#t", ",1.5", "(123", "|1", "!3", "$4"]
     {
         row(format!("{other}\r\n").as_bytes(), fine(&unknown(other, "")));
@@ -274,7 +275,7 @@ fn malformed_requests_have_golden_replies() {
 /// Redis does not reply and keeps waiting.
 const WAITS: &str = "(waits)";
 
-/// Requests, Tidemark's reply, and part of Redis 7.0's reply.
+/// Each case has a request, Tidemark's reply, and a part of Redis 7.0's reply.
 #[test]
 fn where_we_are_stricter_than_redis() {
     let redis = redis();
@@ -305,13 +306,13 @@ fn where_we_are_stricter_than_redis() {
         ("*\0\r\n", "-ERR Protocol error: invalid multibulk length\r\n", WAITS),
         ("*1\0\r\n", "-ERR Protocol error: invalid multibulk length\r\n", WAITS),
         ("*1\r\n$4\0\r\nPING\r\n", "-ERR Protocol error: invalid bulk length\r\n", WAITS),
-        // Redis 7 accepts 2^31-1 arguments; Tidemark, like Redis 6, 2^20.
+        // Redis 7 accepts 2^31-1 arguments. Tidemark accepts 2^20, like Redis 6.
         (
             "*1048577\r\n",
             "-ERR Protocol error: invalid multibulk length\r\n",
             "-ERR Protocol error: expected '$', got '*'",
         ),
-        // Redis parses a TLS hello as a word.
+        // Redis parses a TLS hello as an inline command.
         (
             "\u{16}\u{3}\r\n",
             "-ERR Protocol error: this port does not speak TLS\r\n",

@@ -1,4 +1,4 @@
-//! Malicious or broken input affects its own request or connection, and not the server or its
+//! Malicious or broken input affects only its own request or connection, not the server or its
 //! memory.
 
 use std::io::Write;
@@ -30,7 +30,7 @@ fn malformed_requests_are_refused_and_end_the_connection() {
     for (bytes, expected) in cases {
         let mut raw = server.raw();
         raw.send("PING\r\n").expect("+PONG\r\n");
-        // Earlier requests are answered, later ones are not.
+        // The server answers the earlier requests, but not the later ones.
         raw.send(format!("PING\r\n{bytes}"));
         if bytes.ends_with('\n') {
             raw.send("PING\r\n");
@@ -207,7 +207,8 @@ fn junk_and_broken_requests_do_no_harm() {
     assert!(grown < 256 << 20, "seed {seed}: {grown} bytes grown");
 }
 
-/// Clients' patterns and the texts that they are matched against are limited in length.
+/// The length of clients' patterns is limited, as is the length of the texts that patterns are
+/// matched against.
 #[test]
 fn patterns_are_bounded_wherever_a_client_sends_one() {
     let server = TestServer::start();
@@ -284,7 +285,7 @@ fn many_refused_marks_cost_no_more_each_than_few() {
     let refused = "-ERR key too big: the id is too far above the highest one (max_ahead)\r\n";
     let began = std::time::Instant::now();
     server.raw().request(&words).expect("*200000\r\n").expect(&refused.repeat(ids.len()));
-    // A linear search took minutes instead of about 10 ms per thousand.
+    // A linear search took minutes instead of about 10 ms per thousand ids.
     assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
 }
 

@@ -7,8 +7,8 @@ use node::client::connect::ConnectArgs;
 use tidemark_server::config::AuthClients;
 use tidemark_tests::TestServer;
 
-/// The TLS and login options reach a server that requires all of them; without one of them, the
-/// error names it.
+/// The TLS and login options reach a server that requires all of them. If one option is missing,
+/// the error names that option.
 #[test]
 fn import_speaks_tls_and_logs_in() {
     let authority = Authority::new();

@@ -187,7 +187,7 @@ fn deleted_keys_are_found_and_deleted() {
 }
 
 /// Finds fields deleted from bucket hashes. In one layout a bucket has consecutive ids, in the
-/// other arbitrary ones.
+/// other layout arbitrary ids.
 #[test]
 fn deleted_fields_of_buckets_are_found() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -238,7 +238,7 @@ fn deleted_fields_of_buckets_are_found() {
     assert!(output.status.success(), "{}", said(&output));
 }
 
-/// Deletions while following: expiry, removed members and fields, and FLUSHALL.
+/// Tests deletions while the import follows: expiry, removed members and fields, and FLUSHALL.
 #[test]
 fn import_follows_deletions() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -294,8 +294,8 @@ fn import_follows_deletions() {
     );
 }
 
-/// A set deleted while no import runs appears in no scan; once recreated, it has the new members
-/// only.
+/// A set that is deleted while no import runs appears in no scan. After the set is recreated, the
+/// import leaves only the new members.
 #[test]
 fn renewed_sets_lose_members_from_before_the_import() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -333,7 +333,7 @@ fn renewed_sets_lose_members_from_before_the_import() {
     assert!(running.wait().unwrap().success(), "{rest}");
 }
 
-/// Layouts of older applications, created by redis-server and Lua.
+/// Imports layouts of older applications, which redis-server and Lua create.
 #[test]
 fn import_reads_older_layouts() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -369,7 +369,7 @@ fn import_reads_older_layouts() {
         let row = row(&mut ours, &format!("post:{id}"));
         assert_eq!((row["like"], row["read"]), (id as i64 * 3, id as i64 * 7));
         assert_eq!(row["comment"], id as i64 + 1);
-        // BITCOUNT of the posts that have a bitmap.
+        // The field is the BITCOUNT of the post's bitmap, if the post has one.
         assert_eq!(row["repost"], if id <= 200 { 5 } else { 0 });
     }
     for id in [1u64, 200] {
@@ -383,7 +383,7 @@ fn import_reads_older_layouts() {
     let layout = "string key=s:{id} space=user fields=follower,following pack=struct:<I4i2";
     done(import(folder.path(), redis.port, server.port(), &["--layout", layout, "--verify"]), &[]);
     assert_eq!(row(&mut ours, "user:7")["following"], -5);
-    // Layouts that name an unknown space, field or kind.
+    // Refuse layouts that name an unknown space, field or kind.
     for (layout, why) in [
         ("hash key=post:{id} space=nope", "no such counter space 'nope'; the server has: post"),
         (
@@ -414,8 +414,8 @@ fn durable_redis(folder: &Path, port: u16) -> Child {
     child
 }
 
-/// SIGKILL of the import, twice, and then of redis-server, which restarts with another key order.
-/// Both sides are equal at the end.
+/// Kills the import twice, and then redis-server, which restarts with another key order. Both sides
+/// must be equal at the end.
 #[test]
 fn import_goes_on_after_kills_of_either_side() {
     let folder = tempfile::tempdir().unwrap();
@@ -492,7 +492,7 @@ fn import_follows_changes_until_both_are_equal() {
         }
         pipe.cmd("DEL").arg(format!("post:{}", random.u64(1..8000))).ignore();
         pipe.query::<()>(&mut theirs).unwrap();
-        // Gives the import time to read.
+        // Give the import time to read.
         std::thread::sleep(Duration::from_millis(20));
     }
     cmd("DEL").arg("post:17").query::<i64>(&mut theirs).unwrap();
@@ -541,7 +541,7 @@ fn import_logs_in_at_the_source() {
     };
     let from_again = |url: &str| tidemark(folder.path(), &["import", "--port", &to, "--from", url]);
     fails_at_once(from_again(&wrong), "WRONGPASS");
-    // A password from the environment, then a user without the right to read.
+    // Use a password from the environment, then a user without the right to read.
     let without = format!("redis://loader@127.0.0.1:{}/3", redis.port);
     let mut command = from(&without);
     command.env("TIDEMARK_SOURCE_PASSWORD", "p@ss");
@@ -599,8 +599,8 @@ fn export_and_import_are_inverse() {
     assert!(said(&output.unwrap()).contains("a filter cannot list its members"));
 }
 
-/// Counters of a post in a hash and in separate keys, as the default patterns allow. Neither
-/// overwrites the other, in any order of SCAN and after later changes of the hash.
+/// A post may have counters in a hash and in separate keys, as the default patterns allow. Neither
+/// form overwrites the other, in any order of SCAN and after later changes of the hash.
 #[test]
 fn hash_and_keys_of_single_counters_make_one_row() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -668,7 +668,7 @@ fn dropped_fields_are_in_no_export() {
     assert_eq!(row(&mut second.connection(), "post:1")["comment"], 3);
 }
 
-/// Flags and events as JSON lines; invalid lines are reported by number.
+/// Imports flags and events as JSON lines. Invalid lines are reported by line number.
 #[test]
 fn json_lines_are_rows_flags_or_events() {
     let server = TestServer::start();

@@ -129,7 +129,7 @@ struct Declared<'a> {
     /// Names of fields and statics, with the tokens of their types.
     fields: Vec<(String, Vec<&'a str>)>,
     aliases: Vec<(&'a str, Vec<&'a str>)>,
-    /// Test-only modules in other files.
+    /// Names of test-only modules in other files.
     only_tests: Vec<&'a str>,
 }
 
@@ -215,7 +215,8 @@ impl<'a> Declared<'a> {
     }
 }
 
-/// Returns whether a type owns a growable one: not behind a reference, nor as a function argument.
+/// Returns whether a type owns a growable collection. Types behind references and types of function
+/// arguments do not count.
 fn grows(tokens: &[&str], names: &BTreeSet<&str>) -> bool {
     let mut at = 0;
     while at < tokens.len() {
@@ -303,7 +304,7 @@ fn known_settings() -> BTreeSet<String> {
     let shown = page("settings.md");
     let file = shown.split("{{#include ").nth(1).unwrap().split("}}").next().unwrap();
     let (mut known, mut table) = (BTreeSet::new(), String::new());
-    // Lists that are empty by default are commented out.
+    // In the example file, lists that are empty by default are commented out.
     for line in page(file).lines().map(|line| line.trim_start_matches('#')) {
         match line.split_once(" = ") {
             _ if line.starts_with('[') => table = line.trim_matches(['[', ']']).to_owned(),

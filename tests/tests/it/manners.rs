@@ -15,7 +15,7 @@ fn skip(raw: &mut Raw) {
     while raw.line() != "the end" {}
 }
 
-/// Session stores and locks on a shared Redis read such keys before writing them.
+/// Session stores and locks on a shared Redis read keys outside all spaces before they write them.
 #[test]
 fn a_key_of_no_space_is_absent_for_reads() {
     let server = TestServer::start();
@@ -107,7 +107,7 @@ fn a_key_of_no_space_is_absent_for_reads() {
     }
 }
 
-/// Regression test: one such key used to fail the whole request.
+/// Regression test: one key outside all spaces used to fail the whole MGET.
 #[test]
 fn one_strange_key_does_not_fail_an_mget() {
     let server = TestServer::start();
@@ -126,7 +126,7 @@ fn one_strange_key_does_not_fail_an_mget() {
     );
 }
 
-/// A lock (`SET key token NX PX`) on such a key must fail with an explanation.
+/// A lock (`SET key token NX PX`) on a key outside all spaces must fail with an explanation.
 #[test]
 fn writes_of_a_key_of_no_space_say_what_belongs_here() {
     let server = TestServer::start();
@@ -169,7 +169,7 @@ fn writes_of_a_key_of_no_space_say_what_belongs_here() {
     assert_eq!(ask(&mut raw, "GET post:1:like"), "$-1", "MSET has done nothing");
 }
 
-/// `SET key value NX` must succeed after DEL. If a row has one counter only, DEL deletes the row.
+/// `SET key value NX` must succeed after DEL. If a row has only one counter, DEL deletes the row.
 #[test]
 fn del_of_the_only_counter_of_a_row_deletes_the_row() {
     let server = TestServer::with(|config| {
@@ -193,7 +193,7 @@ fn del_of_the_only_counter_of_a_row_deletes_the_row() {
         ("SET left:7 0", "+OK\r\n"),
         ("HDEL stock:7 left", ":1\r\n"),
         ("EXISTS stock:7", ":0\r\n"),
-        // With several counters, the others remain.
+        // If the row has several counters, the others remain.
         ("SET post:7:like 1", "+OK\r\n"),
         ("DEL post:7:like", ":1\r\n"),
         ("GET post:7:like", "$1\r\n0\r\n"),
@@ -348,7 +348,7 @@ fn counters_and_flags_may_share_bare_ids() {
         ("INCRBY 44 5", whole),
         ("DECRBY 44 5", whole),
         ("INCR 44", whole),
-        // The lowest id of a new space.
+        // Ids below the lowest id of a new space are unknown.
         ("BFSET 9", ":-1"),
         ("BFGET 9", ":-1"),
         ("BFSET 10", ":0"),
@@ -358,7 +358,7 @@ fn counters_and_flags_may_share_bare_ids() {
     for (request, reply) in asked {
         assert_eq!(ask(&mut raw, request), reply, "{request}");
     }
-    // The key 50 is both a row and a pair, so WATCH detects changes of both.
+    // The key 50 is both a row and a pair, so WATCH detects changes of the row and of the pair.
     let mut other = server.raw();
     assert_eq!(ask(&mut raw, "WATCH 50"), "+OK");
     assert_eq!(ask(&mut other, "BFSET 50"), ":0");
@@ -564,7 +564,7 @@ fn part_of_a_counters_text_is_read() {
     check(&mut server.raw(), &script);
 }
 
-/// Backup scripts send BGREWRITEAOF, test suites DEBUG OBJECT and DEBUG RELOAD.
+/// Backup scripts send BGREWRITEAOF, and test suites send DEBUG OBJECT and DEBUG RELOAD.
 #[test]
 fn operators_commands_of_redis_are_answered() {
     let server = TestServer::start();
@@ -582,7 +582,7 @@ fn operators_commands_of_redis_are_answered() {
     let small = bytes(&mut raw);
     assert!((6..=20).contains(&small), "{small}");
     assert!(object.contains(&format!(" serializedlength:{small} ")), "{object}");
-    // A value wider than its field of 12 bits, then one wider than an aux entry of that size.
+    // Store a value wider than its 12-bit field, then a value wider than an aux entry of that size.
     ask(&mut raw, "SET post:1:like 5000");
     let wide = bytes(&mut raw);
     ask(&mut raw, "SET post:1:like -1");

@@ -1,4 +1,4 @@
-//! One memory budget for all spaces, shared by need, without per-space settings.
+//! All spaces share one memory budget according to their need, without per-space settings.
 
 use super::cold::call;
 use redis::{Connection, cmd};
@@ -41,8 +41,8 @@ fn used_memory_is_what_maxmemory_limits() {
     assert_eq!(field("used_memory"), resident);
 }
 
-/// Rows of two counter spaces and likes, without per-space limits: nothing is refused or lost, and
-/// memory stays within the budget.
+/// Two counter spaces and an existence space have no limits of their own. No write is refused or
+/// lost, and memory stays within the budget.
 #[test]
 fn spaces_share_one_budget_and_refuse_nothing() {
     const BUDGET: u64 = 64 << 20;
@@ -69,7 +69,7 @@ fn spaces_share_one_budget_and_refuse_nothing() {
     }
 }
 
-/// The budget can be changed at run time as `maxmemory`.
+/// The setting `maxmemory` changes the budget at run time.
 #[test]
 fn the_budget_is_maxmemory() {
     let server = TestServer::with(|config| {

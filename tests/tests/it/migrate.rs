@@ -76,8 +76,8 @@ fn same(theirs: &mut Connection, ours: &mut Connection, posts: u64) {
     assert!(strange <= 2, "{strange} false positives");
 }
 
-/// MIGRATE ... COPY from redis-server with password and user, hundreds of keys at a time; again
-/// with REPLACE after changes; BUSYKEY without it.
+/// Runs MIGRATE ... COPY on redis-server with a password and a user, for hundreds of keys at a
+/// time. After changes a second run needs REPLACE, and fails with BUSYKEY without it.
 #[test]
 fn migrate_of_redis_server_pushes_rows_and_pairs() {
     let redis = start_redis();
@@ -97,7 +97,7 @@ fn migrate_of_redis_server_pushes_rows_and_pairs() {
         assert_eq!(migrate(&mut theirs, server.port(), &options, keys).unwrap(), "OK");
     }
     same(&mut theirs, &mut ours, 400);
-    // An existing key is refused and unchanged; others are copied.
+    // An existing key is refused and unchanged.
     theirs_set(&mut theirs, "post:1", "like", 77);
     let login = ["COPY", "AUTH", "hidden"];
     let error = migrate(&mut theirs, server.port(), &login, &keys[..1]).unwrap_err().to_string();
@@ -117,7 +117,7 @@ fn theirs_set(theirs: &mut Connection, key: &str, field: &str, value: i64) {
     cmd("HSET").arg(key).arg(field).arg(value).query::<i64>(theirs).unwrap();
 }
 
-/// Every encoding that the installed server can be configured to write.
+/// Tests every encoding that the installed redis-server can be configured to write.
 #[test]
 fn dumps_of_each_encoding_are_restored() {
     let redis = start_redis();
@@ -165,7 +165,8 @@ fn fill_one(theirs: &mut Connection, id: u64) {
     .unwrap();
 }
 
-/// redis-server restores payloads of DUMP, and they return unchanged.
+/// redis-server restores the payloads of Tidemark's DUMP, and a DUMP of redis-server returns the
+/// same values.
 #[test]
 fn redis_server_restores_what_is_dumped_here() {
     let redis = start_redis();
@@ -207,7 +208,7 @@ fn commands_of_redis_shake_get_no_error() {
     let (mut theirs, mut ours) = (connect(redis.port), server.connection());
     let keys = fill(&mut theirs, 40);
     cmd("PEXPIRE").arg("post:3").arg(100_000_000).query::<i64>(&mut theirs).unwrap();
-    // Scan reader with `rdb_restore_command_behavior` = rewrite.
+    // Send the requests of the scan reader with `rdb_restore_command_behavior` = rewrite.
     let mut pipe = redis::pipe();
     pipe.cmd("select").arg("0").ignore();
     for key in &keys {
@@ -217,14 +218,14 @@ fn commands_of_redis_shake_get_no_error() {
     }
     pipe.query::<()>(&mut ours).unwrap();
     same(&mut theirs, &mut ours, 40);
-    // Sync reader.
+    // Send the requests of the sync reader.
     let requests = [
         // Start of each connection (internal/client/redis.go of v4).
         "ping",
         "info replication",
         "info cluster",
         "select 0",
-        // Already expired keys are sent with 1 ms left.
+        // RedisShake sends keys that have already expired with a TTL of 1 ms.
         "hset post:53 like 5",
         "PEXPIRE post:53 1",
         "hset post:50 like 5",
@@ -248,7 +249,7 @@ fn commands_of_redis_shake_get_no_error() {
         reply.unwrap_or_else(|error| panic!("{request}: {error}"));
     }
     assert_eq!(row(&mut ours, "post:50")["like"], 6);
-    // Scan reader in the other direction.
+    // Send the requests of the scan reader in the other direction.
     let info: String = cmd("info").arg("keyspace").query(&mut ours).unwrap();
     assert!(info.contains("db0:keys="), "{info}");
     let (mut cursor, mut seen) = (0, 0);
@@ -276,8 +277,8 @@ fn commands_of_redis_shake_get_no_error() {
     assert!(seen >= 42, "{seen}");
 }
 
-/// RESTORE of a large set runs on another thread: other clients are served, and later requests of
-/// its own connection wait.
+/// RESTORE of a large set runs on another thread. Other clients are served, and later requests of
+/// the same connection wait.
 #[test]
 fn large_set_keeps_no_client_waiting() {
     let redis = start_redis();

@@ -53,7 +53,7 @@ struct Run {
     engines: Engines,
     truth: Truth,
     rng: fastrand::Rng,
-    /// Center of the random ids; increases over time.
+    /// Center of the random ids. The center increases over time.
     now: u64,
     page: Page,
     horizon: [u64; 2],
@@ -245,7 +245,7 @@ impl Run {
         }
     }
 
-    /// A page agrees with individual reads of rows and flags.
+    /// Checks that a page agrees with individual reads of rows and flags.
     fn page(&mut self, member: u64) {
         let ids: Vec<u64> = (0..20).map(|_| self.id()).collect();
         let mut page = std::mem::take(&mut self.page);

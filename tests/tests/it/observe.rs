@@ -18,7 +18,7 @@ fn the_slow_log_keeps_what_was_slow_and_no_secrets() {
     raw.request(&["ECHO", &"x".repeat(200)]);
     raw.line();
     raw.line();
-    // EXEC itself is not shown, its commands are.
+    // The slow log does not contain EXEC itself, but the commands that it executed.
     raw.request(&["MULTI"])
         .expect("+OK\r\n")
         .request(&["INCR", "post:1:like"])
@@ -103,7 +103,7 @@ fn commands_and_errors_are_counted_by_name() {
         redis::from_redis_value(told["get"]["histogram_usec"].clone()).unwrap();
     assert_eq!(all.values().last(), Some(&132), "{all:?}");
     assert!(all.values().is_sorted());
-    // As in Redis, INFO has the errors and INFO ALL the long lists.
+    // As in Redis, INFO includes the errors, and only INFO ALL includes the long lists.
     let (short, long) = (info(&mut c, "default"), info(&mut c, "all"));
     assert!(short.contains("errorstat_ERR") && !short.contains("cmdstat_"));
     assert!(long.contains("cmdstat_get:") && long.contains("latency_percentiles_usec_get:"));
@@ -252,7 +252,7 @@ fn monitor_sees_commands_and_does_not_block_clients() {
             "\"EXEC\""
         ]
     );
-    // A monitor that stops reading is disconnected without effect on others.
+    // A monitor that stops reading is disconnected without effect on other clients.
     let text = "x".repeat(4000);
     let started = Instant::now();
     let list = |raw: &mut tidemark_tests::Raw| {
@@ -305,7 +305,7 @@ fn cells_are_listed_where_rows_have_no_keys() {
     }
 }
 
-/// NOVALUES, as in Redis 7.4.
+/// HSCAN supports NOVALUES, as in Redis 7.4.
 #[test]
 fn hscan_can_leave_values_out() {
     let server = TestServer::start();
@@ -327,7 +327,7 @@ fn a_scan_finds_every_row_while_others_write() {
     let mut expected = HashSet::new();
     let mut pipe = redis::pipe();
     for i in 0..20_000u64 {
-        // Ids of several tables, including a distant one.
+        // Use ids of several tables, including a distant id.
         let id = if i == 7 { u64::MAX } else { i * 37 };
         pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).ignore();
         expected.insert(format!("post:{id}"));

@@ -78,7 +78,7 @@ fn many_connections_that_like_at_the_same_moment_count_once() {
     let likes: i64 = rows.iter().map(|r| r.0).sum();
     assert_eq!(likes, changed, "counters and replies differ");
     assert!(rows.iter().all(|r| r.0 <= 1 && r.4 == Some(1)));
-    // A false positive suppresses a like: allows two for 300 flags at a rate of 1 in 10,000.
+    // A false positive suppresses a like, so allow two for 300 flags at a rate of 1 in 10,000.
     assert!(changed >= rounds as i64 - 2, "{changed}");
 }
 
@@ -175,7 +175,8 @@ fn the_highest_id_leaves_others_as_they_are() {
     assert_eq!(horizon.unwrap(), Value::Array(vec![Value::Int(0)]), "0 is still above the horizon");
 }
 
-/// Pages longer than a lookup batch, with repeated ids: each position shows its own id's values.
+/// A page may be longer than a lookup batch and may repeat ids. Each position shows the values of
+/// its own id.
 #[test]
 fn a_page_may_be_longer_than_a_batch() {
     let server = TestServer::start();
@@ -235,7 +236,8 @@ fn views_of_any_shape_show_the_same_numbers() {
     });
     let c = &mut server.connection();
     let ids: Vec<u64> = (1..=70).collect();
-    // Values of all lengths, some wider than their fields; finally above 2^19 and below 0.
+    // Use values of all lengths, some of them wider than their fields, and finally values above
+    // 2^19 and below 0.
     let value = |id: u64, field: u64| {
         (id * 7919 + field * 104_729) as i64 % 10i64.pow((id + field) as u32 % 6 + 1)
     };

@@ -1,10 +1,10 @@
 //! Cost of the path from request to reply in machine-independent units: instructions and
 //! allocations.
 //!
-//! Instructions are counted in the debug build, the only one that CI compiles. They detect
-//! regressions and say nothing about speed; docs/performance.md has release measurements. After an
-//! intended change, or with a new compiler, update the numbers from `cargo test -p tidemark-tests
-//! --test it path -- --nocapture`.
+//! Instructions are counted in the debug build, the only one that CI compiles. Instruction counts
+//! detect regressions but do not measure speed. docs/performance.md has measurements of release
+//! builds. After an intended change, or with a new compiler, update the numbers from `cargo test -p
+//! tidemark-tests --test it path -- --nocapture`.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -14,29 +14,30 @@ use tidemark_tests::{TestServer, request};
 /// determine collisions.
 const TOLERANCE: f64 = 1.03;
 
-/// Instructions per event-loop iteration, for each argument of `src/bin/page_path.rs`; includes the
-/// first iterations.
+/// Instructions per event-loop iteration, for each argument of `src/bin/page_path.rs`. The counts
+/// include the first iterations.
 const INSTRUCTIONS: [(&str, f64); 13] = [
-    // 30 of these are calls into the crate `node`, not inlined in this build; 40 check for long
-    // requests.
+    // 30 of these instructions are calls into the crate `node`, which are not inlined in this
+    // build. 40 instructions check for long requests.
     ("ping", 1535.0),
     ("page", 31250.0),
     ("young", 30900.0),
     // A page with missing cold rows runs twice.
     ("cold", 114400.0),
     ("cached", 53100.0),
-    // 80,300 to 82,200, depending on the hash seeds of three nodes. Includes the plan, a separate
-    // request for the node's own part, two remote requests, and merging the replies. Hashing the
-    // view's definition on three nodes takes 4%; it prevents merging rows of different views.
+    // The count is 80,300 to 82,200, depending on the hash seeds of three nodes. It includes the
+    // plan, a separate request for the node's own part, two remote requests, and the merge of the
+    // replies. Hashing the view's definition on three nodes takes 4%. The hash prevents a merge of
+    // rows of different views.
     ("coordinator", 81500.0),
     ("pages", 248900.0),
     ("binary", 26300.0),
     ("stock", 113100.0),
     ("hmget", 73000.0),
     ("hincrby", 68600.0),
-    // 3% of this checks for forgotten ids, a ledger, and cluster mode, once per like.
+    // 3% of these instructions check for forgotten ids, a ledger, and cluster mode, once per like.
     ("likes", 91100.0),
-    // With a ledger, as in the default configuration.
+    // The space has a ledger, as in the default configuration.
     ("exact", 103000.0),
 ];
 
@@ -68,7 +69,7 @@ fn over(&(what, most): &(&str, f64)) -> Option<String> {
     let done = valgrind.output().expect("valgrind: run tests/clients/setup once");
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert!(done.status.success(), "{said}");
-    // Line such as "==123== Collected : 456".
+    // Parse a line such as "==123== Collected : 456".
     let collected =
         said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse::<f64>().ok());
     let per_turn = collected.unwrap_or_else(|| panic!("no count in {said}")) / f64::from(TURNS);
@@ -125,8 +126,8 @@ fn reads_allocate_nothing() {
     server.stop();
 }
 
-/// Rows of a request, or of up to 32 requests in a batch, are prefetched together and cost one
-/// memory latency.
+/// Rows of a request, or of up to 32 requests in a batch, are prefetched together, so that their
+/// cache misses overlap and take one memory latency.
 #[cfg_attr(
     not(debug_assertions),
     ignore = "only builds with debug assertions note what they ask for"
@@ -135,7 +136,7 @@ fn reads_allocate_nothing() {
 fn rows_are_asked_for_together() {
     let server = TestServer::start();
     let mut local = server.server().local().unwrap();
-    // Few enough rows that each is in its first bucket, but enough for the space to learn the
+    // Use few enough rows that each is in its first bucket, but enough that the space learns the
     // normal range of ids.
     let ids: Vec<String> =
         (0..200).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();

@@ -27,7 +27,7 @@ fn pipeline(stream: &mut (impl Read + Write), request: &str, count: usize, reply
     }
 }
 
-/// Redis answers such pipelines as well.
+/// Redis also answers a pipeline whose client sends all requests before it reads a reply.
 #[test]
 fn pipeline_is_answered_though_the_client_reads_last() {
     let server = TestServer::start();

@@ -32,7 +32,7 @@ fn traffic(c: &mut Connection, from: u64, to: u64, late: u64) {
                 pipe.cmd("FEED.ACT").arg("like").arg(like).arg(post(n));
             }
             for like in 0..late {
-                // Repeated likes, which change nothing.
+                // Repeat some likes, which changes nothing.
                 pipe.cmd("FEED.ACT").arg("like").arg(0).arg(post((n + like * 7) % 100));
             }
         }
@@ -80,7 +80,7 @@ fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
     follow(&replica, &server);
     let c = &mut server.connection();
     traffic(c, 0, 30_000, 0);
-    // Each new post comes with three likes of old posts, and a broken client sends random ids.
+    // Traffic has three likes of old posts for each new post, and a broken client sends random ids.
     let mut random = fastrand::Rng::with_seed(7);
     let strays: Vec<u64> = (0..2000).map(|_| random.u64(FIRST * 64..)).collect();
     for ids in strays.chunks(200) {

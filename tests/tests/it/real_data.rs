@@ -49,7 +49,7 @@ pub(super) fn reposters(path: &Path) -> (BTreeMap<u64, HashSet<u64>>, u64, u64) 
     (users, events, originals)
 }
 
-/// Arguments of `tidemark import FILE` for this server.
+/// Returns the arguments of `tidemark import FILE` for this server.
 fn arguments(server: &TestServer, file: PathBuf, strict: bool) -> ImportArgs {
     ImportArgs {
         files: vec![file],
@@ -63,7 +63,7 @@ fn import(server: &TestServer, file: PathBuf) -> cli::import::Summary {
     run(&arguments(server, file, false)).unwrap()
 }
 
-/// Needs nothing outside the repository.
+/// This test needs nothing outside the repository.
 #[test]
 fn generated_reposts_are_counted_once_per_user() {
     let folder = tempfile::tempdir().unwrap();
@@ -74,7 +74,7 @@ fn generated_reposts_are_counted_once_per_user() {
     assert!((5 * events..8 * events).contains(&(10 * pairs)), "{pairs} pairs of {events}");
 }
 
-/// Repeats the test with the real data set, where available.
+/// Repeats the test with the real data set, if available.
 #[test]
 fn real_reposts_are_counted_once_per_user() {
     if let Some(path) = real_file() {
@@ -116,7 +116,7 @@ fn reposts_are_counted_once_per_user(path: &Path) -> (usize, u64, u64) {
     }
     assert_eq!(off, lost, "counters and flags differ");
 
-    // A million absent pairs: real posts with users that are not in the file.
+    // Look up a million absent pairs: real posts with users that are not in the file.
     let origins: Vec<u64> = users.keys().copied().collect();
     let (mut asked, mut wrong) = (0u64, 0u64);
     let mut rng = fastrand::Rng::with_seed(5);

@@ -1,4 +1,4 @@
-//! Replication tests: attach, disconnect, promotion. This file has the shared helpers.
+//! Replication tests: attach, disconnect, promotion. This file contains the shared helpers.
 
 mod failover;
 mod fence;
@@ -40,8 +40,8 @@ pub(crate) fn follow_port(replica: &TestServer, port: u16) {
         .unwrap();
 }
 
-/// Promotes a replica while its old master keeps running: takes the link down first, so that the
-/// old master does not step down.
+/// Promotes a replica while its old master keeps running: the function takes the link down first,
+/// so that the old master does not step down.
 pub(crate) fn detach(replica: &TestServer) {
     for to in [["127.0.0.1", "1"], ["NO", "ONE"]] {
         redis::cmd("REPLICAOF").arg(&to).query::<()>(&mut replica.connection()).unwrap();
@@ -77,8 +77,8 @@ fn likes(server: &TestServer, ids: std::ops::Range<u64>) -> Vec<Option<i64>> {
     pipe.query(&mut server.connection()).unwrap()
 }
 
-/// Proxy to a server that stops forwarding, with connections open, after a number of bytes from the
-/// server.
+/// Proxy to a server. After a number of bytes from the server, the proxy stops forwarding but keeps
+/// its connections open.
 struct Relay {
     port: u16,
     left: Arc<AtomicI64>,

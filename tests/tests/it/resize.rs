@@ -1,4 +1,5 @@
-//! Likes of old posts: the server rebuilds the filters of tables that get more pairs than planned.
+//! Likes of old posts: the server rebuilds the filters of tables that receive more pairs than
+//! planned.
 
 use harness::within;
 use redis::Connection;
@@ -7,7 +8,8 @@ use tidemark_tests::{TestServer, number, tables};
 
 const POSTS: u64 = 2000;
 const LATE_VIEWERS: u64 = 30;
-/// A table is quiet after 10 seconds.
+/// Maximum time until the filters are rebuilt. A table is rebuilt once it has hardly grown for 10
+/// seconds.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sets the flags of a viewer on all posts, in random order.
@@ -19,7 +21,8 @@ fn like_all(connection: &mut Connection, viewer: u64, rng: &mut fastrand::Rng) {
     assert!(set.iter().all(|&changed| changed == 1), "viewer {viewer} set a flag twice");
 }
 
-/// Checks that every flag that was set reads as set, and at most a few of 20,000 others.
+/// Checks that every flag that was set reads as set, and that at most a few of 20,000 other flags
+/// read as set.
 fn verify(connection: &mut Connection) {
     let posts: Vec<u64> = (1..=POSTS).collect();
     let mut flags = |viewer: u64| -> u64 {
@@ -32,7 +35,7 @@ fn verify(connection: &mut Connection) {
     assert!(wrong < 20, "{wrong} of 20,000 flags are false positives, at a rate of 0.01 %");
 }
 
-/// Waits until each table has one filter, and the oldest one a filter of its size.
+/// Waits until each table has one filter, and the filter of the oldest table has the right size.
 fn wait_for_resize(connection: &mut Connection) {
     within(RESIZE_TIMEOUT, "the old table has one filter of its size", || {
         let tables = tables(connection, "liked");

@@ -1,4 +1,4 @@
-//! Invariants across restarts, and what replies wait for.
+//! Tests of invariants across restarts, and of the changes that replies wait for.
 
 use redis::Commands;
 use std::net::TcpListener;
@@ -128,8 +128,8 @@ fn snapshots_lose_no_write_that_comes_beside_them() {
         }
         done.store(true, std::sync::atomic::Ordering::SeqCst);
     });
-    // Two more snapshots, so that writes made during the last one are in a file and not only in the
-    // log.
+    // Take two more snapshots, so that writes made during the last snapshot are in a file and not
+    // only in the log.
     (0..2).for_each(|_| redis::cmd("SAVE").query::<()>(&mut connection).unwrap());
     drop(connection);
     server.stop().unwrap();

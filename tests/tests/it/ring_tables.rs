@@ -1,4 +1,5 @@
-//! Tables of a ring on several nodes, and queries of sets and filters that a filter cannot answer.
+//! Tests of a ring's tables on several nodes, and of set and filter commands that a filter cannot
+//! answer.
 
 use crate::commands::check;
 use crate::replication::{follow, wait_for_sync};
@@ -6,8 +7,8 @@ use std::collections::HashMap;
 use tidemark_server::config::{Fsync, LedgerMode};
 use tidemark_tests::TestServer;
 
-/// With jumping ids and rolling tables, the master after a crash, a connected replica, a replica of
-/// a replica and a replica that connects later have the same tables.
+/// Even if ids jump and tables roll, the master after a crash, a connected replica, a replica of a
+/// replica and a replica that connects later have the same tables.
 #[test]
 fn the_tables_of_a_log_are_the_same_everywhere() {
     let small = || {

@@ -18,7 +18,7 @@ fn always_whole() -> TestServer {
     })
 }
 
-/// Reply of TM.SPACE ALTER: the schema, and a warning about the width of `home`.
+/// Returns the reply of TM.SPACE ALTER: the schema, and a warning about the width of `home`.
 fn warned(schema: &str, values: usize) -> String {
     let text = format!(
         "{schema}\nwarning: the view 'home' shows the whole space 'post': its pages now have \
@@ -126,7 +126,7 @@ fn bounded() -> TestServer {
 const STOCK: &str = "-ERR the value of 'stock' would be out of bounds {0..}\r\n";
 const LIKES: &str = "-ERR the value of 'like' would be out of bounds {..2}\r\n";
 
-/// Every command that writes a counter, outside and inside the bounds of a field.
+/// Tests every command that writes a counter, with values inside and outside the bounds of a field.
 #[test]
 fn declared_bounds_hold_whatever_the_command() {
     let server = bounded();
@@ -187,7 +187,7 @@ fn declared_bounds_hold_whatever_the_command() {
     );
 }
 
-/// Eight clients empty a stock of 100.
+/// Eight clients decrement a stock of 100 until it is zero.
 #[test]
 fn a_stock_is_sold_exactly_once() {
     let server = bounded();
@@ -207,7 +207,7 @@ fn a_stock_is_sold_exactly_once() {
     check(&mut server.raw(), &[("GET post:1:stock", "$1\r\n0\r\n")]);
 }
 
-/// Bounds change by ALTER and survive in the log, a snapshot and CONFIG REWRITE.
+/// ALTER changes bounds, which then survive in the log, a snapshot and CONFIG REWRITE.
 #[test]
 fn declared_bounds_are_altered_and_stay_so() {
     let server = bounded();
@@ -221,7 +221,7 @@ fn declared_bounds_are_altered_and_stay_so() {
                 "TM.SPACE ALTER post BOUND like {..1}",
                 &answer("like:12{..1} stock:20{0..} level:8{0..3}sat"),
             ),
-            // A value outside new bounds may only move toward them.
+            // A value outside new bounds may only move toward the bounds.
             ("HINCRBY post:1 like 1", "-ERR the value of 'like' would be out of bounds {..1}\r\n"),
             ("HINCRBY post:1 like 0", ":2\r\n"),
             ("HINCRBY post:1 like -1", ":1\r\n"),
@@ -402,8 +402,8 @@ fn schemas_change_under_traffic() {
     verify(&server.restart(), "after a restart");
 }
 
-/// The default view names its fields, so a new field does not change it. Fields that it names
-/// cannot be dropped.
+/// The default view names its fields, so a new field does not change the view. Fields that the
+/// default view names cannot be dropped.
 #[test]
 fn default_view_keeps_its_values_when_a_field_is_added() {
     let server = always();
@@ -548,7 +548,7 @@ fn advice_is_given_and_can_be_followed() {
     let spaces: Maps = redis::cmd("TM.SPACE").arg("LIST").query(c).unwrap();
     let fields: String = redis::from_redis_value_ref(&spaces[0]["fields"]).unwrap();
     assert_eq!(fields, redis::from_redis_value_ref::<String>(&advice["fields"]).unwrap());
-    // Older tables are rewritten in the background without loss.
+    // Older tables are rewritten in the background without data loss.
     let wanted = fields.clone();
     eventually("tables are rewritten", || {
         let tables: Maps = redis::cmd("TM.TABLES").arg("post").query(c).unwrap();

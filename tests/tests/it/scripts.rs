@@ -1,5 +1,5 @@
-//! The repository's scripts: `./test` and the installers of its packages. They run on a copy of
-//! their folder with stub programs.
+//! The repository's scripts: `./test` and the installers of its packages. The tests run the scripts
+//! on a copy of their folder, with stub programs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -57,8 +57,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Server packages enable themselves at boot. The stub of apt-get simulates that, and checks that
-/// services cannot start during the installation.
+/// Server packages enable themselves at boot. The stub of apt-get simulates this behaviour, and
+/// checks that services cannot start during the installation.
 #[test]
 fn installed_packages_leave_no_service_enabled() {
     for (own_policy, apt_fails) in [(false, false), (true, false), (true, true)] {
@@ -177,10 +177,10 @@ fn last(out: &str) -> &str {
     out.lines().last().unwrap_or_default()
 }
 
-/// The last line has the totals only, whichever part failed.
+/// The last line contains only the totals, regardless of which part failed.
 #[test]
 fn test_script_ends_with_one_line_of_totals() {
-    // Seven parts and three tests, one of them skipped.
+    // The run has seven parts and three tests, one of them skipped.
     let (out, code) = QUICK.run();
     assert_eq!((last(&out), code), ("9 passed, 0 failed, 1 skipped", 0), "{out}");
     assert!(out.contains("SKIPPED: c: needs strace"), "{out}");
@@ -202,7 +202,7 @@ fn test_script_ends_with_one_line_of_totals() {
         assert!(durations.contains(part), "{durations}");
     }
 
-    // Three more parts.
+    // With `--all` the run has three more parts.
     let (out, code) = TestRun { arguments: &["--all"], ..QUICK }.run();
     assert_eq!((last(&out), code), ("12 passed, 0 failed, 1 skipped", 0), "{out}");
     let durations = out.lines().rev().nth(1).unwrap_or_default();
@@ -210,7 +210,7 @@ fn test_script_ends_with_one_line_of_totals() {
         assert!(durations.contains(part), "{durations}");
     }
 
-    // A failing part does not stop the others.
+    // A failing part does not stop the other parts.
     let (out, code) = TestRun { lints: 1, setup: 1, ..QUICK }.run();
     assert_eq!((last(&out), code), ("7 passed, 2 failed, 1 skipped", 1), "{out}");
     assert!(out.contains("FAILED: build, lints"), "{out}");
@@ -222,7 +222,7 @@ fn test_script_ends_with_one_line_of_totals() {
     assert_eq!((last(&out), code), ("9 passed, 2 failed, 0 skipped", 1), "{out}");
     assert!(out.contains("x::it a"), "{out}");
 
-    // The tests do not compile.
+    // Now the tests do not compile.
     let (out, code) =
         TestRun { lines: "error: could not compile `x`\n", tests: 101, ..QUICK }.run();
     assert_eq!((last(&out), code), ("7 passed, 1 failed, 0 skipped", 1), "{out}");

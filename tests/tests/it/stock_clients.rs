@@ -1,5 +1,5 @@
 //! Stock clients: redis-py in two generations and both protocols, redis-cli, redis-benchmark.
-//! `tests/clients/setup`, which `./test` runs, installs them.
+//! `tests/clients/setup`, which `./test` runs, installs the clients.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -322,7 +322,7 @@ fn counters_work_behind_twemproxy() {
 }
 
 /// With hash tags in key patterns, a proxy keeps a post's row, cells and flags on one of two
-/// servers, which serves the whole page. The posts are distributed over both.
+/// servers, which serves the whole page. The posts are distributed over both servers.
 #[test]
 fn twemproxy_keeps_a_post_together_by_hash_tags() {
     let tagged = || TestServer::with(Config::put_hash_tags);

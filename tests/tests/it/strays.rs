@@ -1,6 +1,7 @@
 //! Floods of ids near 2^64, from a broken client (-1, -2, ...) or an attacker: before, during and
-//! after normal traffic. They must not affect the closing of tables, the error rate or the horizon
-//! (the lowest id that is still stored), and no pair may be lost. No space sets `max_ahead` here.
+//! after normal traffic. The floods must not affect the closing of tables, the error rate or the
+//! horizon (the lowest id that is still stored), and no pair may be lost. No space sets `max_ahead`
+//! here.
 
 use redis::{Connection, cmd};
 use tidemark_server::config::{Config, LedgerMode};
@@ -14,7 +15,7 @@ fn small(config: &mut Config) {
     (liked.pairs_per_table, liked.max_tables, liked.false_positive_rate) = (8000, 6, 0.001);
     // The space recycles tables, so that its lowest stored id rises.
     (liked.spill, liked.ledger) = (false, LedgerMode::Off);
-    // Enough memory for the outliers.
+    // Provide enough memory for the outliers.
     liked.memory_limit_bytes = 64 << 20;
     config.counter[0].rows_per_table = 4096;
 }
@@ -46,12 +47,13 @@ fn traffic(c: &mut Connection, from: u64, to: u64) {
     }
 }
 
-/// Checks that outliers do not affect the tables: they are full, have the configured error rate,
-/// and there are as many as the limit allows; and that all pairs above the horizon are found.
+/// Checks that outliers do not affect the tables: the tables are full, have the configured error
+/// rate, and are as many as the limit allows. Also checks that all pairs above the horizon are
+/// found.
 fn verify(c: &mut Connection, posts: u64, strays: u64, what: &str) {
     let all = tables(c, "liked");
     let horizon = number(&all[0], "low") as u64;
-    // Six full tables of 8,000 pairs, whose pages have some spare room.
+    // Six full tables of 8,000 pairs, whose pages have some spare space.
     let kept = 6 * 8909 / LIKES;
     assert!(
         horizon > FIRST + posts - kept && horizon < FIRST + posts - kept / 3,
@@ -101,14 +103,14 @@ fn verify(c: &mut Connection, posts: u64, strays: u64, what: &str) {
 fn pairs_of_ids_near_the_end_of_all_take_nothing_from_others() {
     let server = TestServer::with(small);
     let c = &mut server.connection();
-    // Outliers as the first ids of the space; then hundreds and thousands at once.
+    // Add outliers as the first ids of the space, then hundreds and thousands at once.
     flood(c, 0, 700);
     traffic(c, 0, 6000);
     flood(c, 700, 6000);
     traffic(c, 6000, 12_000);
     verify(c, 12_000, 6000, "beside strays");
-    // More outliers than can be stored outside the tables. They still get no tables, because they
-    // are too close to the end.
+    // Add more outliers than can be stored outside the tables. These outliers still get no tables,
+    // because they are too close to the end of the id space.
     flood(c, 6000, 80_000);
     traffic(c, 12_000, 18_000);
     verify(c, 18_000, 80_000, "beside many");
@@ -119,7 +121,7 @@ fn pairs_of_ids_near_the_end_of_all_take_nothing_from_others() {
     verify(c, 24_000, 80_000, "and on");
 }
 
-/// Some hundred outliers in another part of the id space, too few to become a range.
+/// A few hundred outliers in another part of the id space are too few to become a range.
 #[test]
 fn hundreds_of_strays_anywhere_take_nothing_from_others() {
     let server = TestServer::with(small);
@@ -188,8 +190,8 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
     }
 }
 
-/// Traffic jumps to a new range among many outliers, with 30% of it for one post: nothing is
-/// refused, and the data survives two restarts.
+/// Traffic jumps to a new range among many outliers, and 30% of the traffic is for one post.
+/// Nothing is refused, and the data survives two restarts.
 #[test]
 fn a_popular_post_keeps_no_traffic_out_beside_many_strays() {
     let server = TestServer::with(small);
@@ -227,7 +229,8 @@ fn a_popular_post_keeps_no_traffic_out_beside_many_strays() {
     verify(&mut server.connection(), "after another");
 }
 
-/// With more outlier rows than there is room for, the traffic can still jump to a new range.
+/// The traffic can jump to a new range even if there are more outlier rows than the space can
+/// store.
 #[test]
 fn rows_near_the_end_of_all_leave_room_for_a_new_range() {
     const LIMIT: u64 = 8 << 20;

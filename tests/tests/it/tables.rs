@@ -88,7 +88,7 @@ fn every_figure_is_that_of_the_rows() {
         let extended = count(table, "extend_rows");
         let (capacity, fill) = (number(table, "capacity"), number(table, "fill"));
         assert!((fill - (n - extended) as f64 / capacity).abs() < 1e-3 && fill <= 1.0, "{table:?}");
-        // Aux: values wider than their fields.
+        // The aux dictionary contains the values wider than their fields.
         let wide = here
             .flat_map(|(_, row)| row.iter().zip(WIDTHS))
             .filter(|(v, w)| escapes(**v, *w))
@@ -108,11 +108,11 @@ fn every_figure_is_that_of_the_rows() {
             assert!((1.0..1.3).contains(&mean) && p99 <= max && mean <= max as f64, "{table:?}");
         }
         assert_eq!(max == 8, extended > 0, "{table:?}");
-        // Bytes: slots, headers, dictionaries.
+        // A table's bytes are its slots, headers and dictionaries.
         let bytes = number(table, "bytes");
         let beside = number(table, "aux_bytes") + number(table, "extend_bytes");
         assert!(bytes - beside >= capacity * number(table, "slot_bits") / 8.0, "{table:?}");
-        // The remaining bytes are fixed costs: stripes, shards, the rest of a page.
+        // The remaining bytes are fixed costs: stripes, shards, and the unused rest of a page.
         assert!(
             bytes - beside <= capacity * number(table, "slot_bits") / 8.0 * 1.2 + 8192.0,
             "{table:?}"
@@ -130,7 +130,7 @@ fn every_figure_is_that_of_the_rows() {
     );
     assert!(full && extended, "no full table with an extension: {all:?}");
 
-    // INFO agrees, and the space's totals are the sums.
+    // INFO shows the same numbers, and the space's totals are their sums.
     let info: String = redis::cmd("INFO").arg("tables").query(c).unwrap();
     for (i, table) in all.iter().enumerate() {
         let head = format!("table_post_{i}:");

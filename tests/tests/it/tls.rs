@@ -45,7 +45,7 @@ impl Authority {
 
     pub(crate) fn settings(&self, name: &str, auth_clients: AuthClients) -> Settings {
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
-        // The port may be taken again by another process.
+        // Another process may take the port in the meantime.
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         Settings {
             port,
@@ -121,7 +121,7 @@ fn stock_clients_and_ours_speak_tls() {
     server.raw().request(&["HGET", "post:1", "like"]).expect("$1\r\n5\r\n");
     let ours = client(&authority, "");
     assert_eq!(ask(&ours, settings.port, b"PING\r\n", 7).unwrap(), b"+PONG\r\n");
-    // Replies that need many TLS records, for a slow client.
+    // Send replies that need many TLS records to a slow client.
     let mut page = "*20003\r\n$8\r\nFEED.GET\r\n$4\r\nhome\r\n$1\r\n7\r\n".to_owned();
     (10_000..30_000).for_each(|i| page += &format!("$5\r\n{i}\r\n"));
     let row = "*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n";
@@ -158,7 +158,7 @@ fn a_certificate_is_asked_of_clients() {
         };
         assert_eq!(is_let_in(&client(&authority, "")), without, "{ask_for:?}");
         assert!(is_let_in(&client(&authority, "client")), "{ask_for:?}");
-        // Trusts this authority but presents a certificate of another one.
+        // The client trusts this authority but presents a certificate of another one.
         let other = Tls::default();
         let of_stranger = stranger.settings("client", AuthClients::No);
         let ca_file = authority.settings("", AuthClients::No).ca_file;
@@ -199,7 +199,7 @@ fn certificates_are_exchanged_while_it_runs() {
         "+OK"
     );
     assert!(is_let_in(&trusts_new) && !is_let_in(&trusts_old));
-    // Same names with new files.
+    // Replace the files under the same names.
     let newest = Authority::new();
     newest.sign("server");
     for name in ["server.pem", "server.key"] {
@@ -216,7 +216,8 @@ fn a_handshake_that_does_not_come_is_ended() {
     authority.sign("server");
     let settings = authority.settings("server", AuthClients::No);
     let server = server(&settings);
-    // Clients that send nothing, a partial hello, another protocol, or only a complete hello.
+    // Connect clients that send nothing, a partial hello, another protocol, or only a complete
+    // hello.
     let hello = [&[0x16, 3, 1, 2, 0][..], &[1; 100]].concat();
     let streams: Vec<TcpStream> =
         [&b""[..], &hello, b"PING\r\n", b"*1\r\n$4\r\nPING\r\n", &[0xff; 3000]]
@@ -236,7 +237,7 @@ fn a_handshake_that_does_not_come_is_ended() {
             outcome.is_ok()
                 || outcome.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
         );
-        // At most a TLS alert, and no RESP.
+        // The server sends at most a TLS alert, and no RESP.
         assert!(rest.is_empty() || rest[0] == 0x15, "{rest:?}");
     }
     eventually("all have gone", || {
@@ -290,7 +291,7 @@ fn a_replica_follows_only_a_trusted_master_over_tls() {
     let mut at_master = master.connection();
     let copy = ["SETUSER", "copy", "on", ">pw", "+tm.replicate"];
     redis::cmd("ACL").arg(&copy).query::<()>(&mut at_master).unwrap();
-    // More than one TLS record and more than one socket buffer.
+    // The data exceeds one TLS record and one socket buffer.
     let mut pipe = redis::pipe();
     (0..20_000u64).for_each(|id| {
         pipe.hset(format!("post:{id}"), "like", id + 1).ignore();

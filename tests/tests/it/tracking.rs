@@ -12,7 +12,7 @@ fn bulk(text: &str) -> String {
     format!("${}\r\n{text}\r\n", text.len())
 }
 
-/// Invalidation push for these keys.
+/// Returns the invalidation push for these keys.
 fn invalidate(keys: &[&str]) -> String {
     let all: String = keys.iter().map(|key| bulk(key)).collect();
     format!(">2\r\n{}*{}\r\n{all}", bulk("invalidate"), keys.len())
@@ -20,7 +20,7 @@ fn invalidate(keys: &[&str]) -> String {
 
 const ALL_KEYS: &str = ">2\r\n$10\r\ninvalidate\r\n_\r\n";
 
-/// Invalidation message for a RESP2 client.
+/// Returns the invalidation message for a RESP2 client.
 fn message(key: &str) -> String {
     format!("*3\r\n{}{}*1\r\n{}", bulk("message"), bulk("__redis__:invalidate"), bulk(key))
 }
@@ -155,12 +155,12 @@ fn every_key_that_was_read_is_told_whatever_command_changes_it() {
         // The page shows this flag although its key was not read.
         (&["BF.MADD", "read:7", "45", "46"], &all(&[&page])),
         (&["DEL", "post:7"], &row),
-        // Commands without an effect.
+        // Commands without an effect cause no invalidation.
         (&["SADD", "liked:7", "45"], &[]),
         (&["HSETNX", "post:7", "like", "9"], &row),
         (&["HSETNX", "post:7", "like", "10"], &[]),
         (&["FEED.UNDO", "like", "1000", "7"], &[]),
-        // Other ids and spaces.
+        // Changes of other ids and spaces cause no invalidation.
         (&["HINCRBY", "post:77", "like", "1"], &[]),
         (&["HINCRBY", "user:7", "post", "1"], &[]),
         (&["SADD", "reposted:7", "42"], &[]),
@@ -180,7 +180,7 @@ fn every_key_that_was_read_is_told_whatever_command_changes_it() {
             assert_eq!(keys(&mut reader), left, "{command:?}");
         }
     }
-    // Keys that were read but not changed.
+    // Now change the other keys that were read.
     run(&mut writer, &[&["SADD", "read:9", "42"], &["HINCRBY", "post:8", "like", "1"]]);
     assert_eq!(keys(&mut reader), ["8", "post:8:like", "read:9"]);
 }
@@ -192,12 +192,12 @@ fn a_client_is_told_of_its_own_change_behind_the_reply() {
     run(&mut raw, &[&["HINCRBY", "post:7", "like", "4"], &["HGET", "post:7", "like"]]);
     raw.request(&["HINCRBY", "post:7", "like", "1"]).expect(":5\r\n");
     raw.expect(&invalidate(&["post:7"]));
-    // In a pipeline: after its own reply and before the next.
+    // In a pipeline, the message follows the reply to its own command and precedes the next reply.
     run(&mut raw, &[&["GET", "post:7:like"]]);
     let (write, read) = (["INCR", "post:7:like"], ["GET", "post:7:like"]);
     raw.send([tidemark_tests::request(&write), tidemark_tests::request(&read)].concat());
     raw.expect(&format!(":6\r\n{}$1\r\n6\r\n", invalidate(&["post:7:like"])));
-    // In a transaction: after EXEC's reply.
+    // In a transaction, the message follows EXEC's reply.
     raw.request(&["MULTI"]).expect("+OK\r\n");
     raw.request(&["INCR", "post:7:like"]).expect("+QUEUED\r\n");
     raw.request(&["GET", "post:7:like"]).expect("+QUEUED\r\n");
@@ -318,7 +318,7 @@ fn broadcast_lists_all_keys_of_an_id_with_the_prefix() {
     run(&mut writer, &[&["HINCRBY", "user:7", "post", "1"], &["SADD", "read:7", "1"]]);
     assert_eq!(keys(&mut every), ["7", "7", "read:7", "read:{7}", "user:7", "user:{7}"]);
     assert_eq!(keys(&mut posts), [""; 0]);
-    // One message per prefix and command, each key once.
+    // Each command causes one message per prefix, and the message contains each key once.
     run(&mut writer, &[&["FEED.ACT", "like", "9", "7", "8"]]);
     let mut all = ["post:7".to_owned(), "post:7:comment".to_owned()].to_vec();
     all.extend(cells[1..].iter().map(|cell| (*cell).to_owned()));
@@ -366,7 +366,7 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     let mut new = modern(&server);
     let new_id = new.ask(&["CLIENT", "ID"])[1..].to_owned();
 
-    // RESP2 on both sides, and two clients redirecting to one.
+    // Both sides use RESP2, and two clients redirect to one.
     let (mut one, mut two) = (server.raw(), modern(&server));
     track(&mut one, &["REDIRECT", &old_id]);
     track(&mut two, &["REDIRECT", &old_id]);
@@ -393,7 +393,7 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     // An invalidation for the target's own change follows its reply.
     run_quietly(&mut one, &["GET", "post:1:like"]);
     new.request(&["INCR", "post:1:like"]).expect(":4\r\n").expect(&invalidate(&["post:1:like"]));
-    // A RESP2 client without redirection gets nothing.
+    // A RESP2 client without redirection receives no invalidations.
     let mut dumb = server.raw();
     track(&mut dumb, &[]);
     run_quietly(&mut dumb, &["GET", "post:1:like"]);
@@ -497,7 +497,7 @@ fn what_clients_have_read_that_have_gone_is_forgotten() {
     });
     run(&mut writer, &[&["INCR", "post:1:like"]]);
     assert_eq!(keys(&mut stays), ["post:1:like"]);
-    // It receives no more messages and can track again.
+    // The client receives no more messages and can track again.
     hello(&mut goes, "3");
     assert_eq!(until_pong(&mut goes), "");
     track(&mut goes, &[]);
@@ -563,7 +563,7 @@ fn ids_below_the_horizon_are_invalidated() {
     });
     told.sort();
     assert_eq!(told, ["1051", "liked:1050"]);
-    // Possibly one message per recycled table.
+    // The server may send one message per recycled table.
     let mut told = Vec::new();
     eventually("a client in BCAST mode is told that any may have changed", || {
         told.extend(keys(&mut all));

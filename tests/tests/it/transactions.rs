@@ -9,7 +9,7 @@ fn int(c: &mut Connection, words: &[&str]) -> i64 {
 }
 
 /// Other connections increment two rows separately. A transaction that reads, writes and rereads
-/// both must find consistent sums. Uses several workers.
+/// both must find consistent sums. The server has several workers.
 #[test]
 fn nothing_comes_between_the_commands_of_a_transaction() {
     let server = TestServer::with(|config| config.server.workers = 4);
@@ -75,7 +75,7 @@ fn commands_on_many_keys_do_not_wait_for_their_own_transaction() {
         raw.request(&["EXEC"])
             .expect(&format!("*5\r\n:1\r\n+OK\r\n{new}\r\n:1\r\n*2\r\n$1\r\n5\r\n$1\r\n8\r\n"));
     }
-    // Later clients are not blocked either.
+    // Clients that connect later are not blocked either.
     server.raw().request(&["INCR", "post:1:like"]).expect(":6\r\n");
 }
 
@@ -109,7 +109,7 @@ fn a_watched_counter_loses_no_addition() {
     assert_eq!(int(&mut server.connection(), &["GET", "post:5:like"]), 4 * each);
 }
 
-/// Every kind of change of a watched key, by the same and by another client.
+/// Tests every kind of change of a watched key, by the same and by another client.
 #[test]
 fn every_change_of_a_watched_key_is_noticed() {
     let server = TestServer::start();
@@ -215,7 +215,7 @@ fn a_crash_leaves_all_of_a_transaction_or_nothing() {
                             .ignore();
                     }
                     pipe.query::<()>(&mut c).unwrap();
-                    // Concurrent changes of the same rows.
+                    // Change the same rows concurrently.
                     cmd("HINCRBY")
                         .arg(format!("post:{}", random.u64(..50)))
                         .arg("read")
@@ -275,8 +275,8 @@ fn limits_hold_and_are_named() {
     }
 }
 
-/// Limits on arguments of a request and of a transaction have named errors; nothing is executed and
-/// the connection stays open.
+/// The errors for too many arguments of a request or of a transaction name the limit. Nothing is
+/// executed, and the connection stays open.
 #[test]
 fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     let server = TestServer::with(|config| {
@@ -297,7 +297,8 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     assert_eq!(ask(&mut raw, "SUBSCRIBE", 16_384), error);
     // Requests that yield to other clients have no such limit.
     assert_eq!(ask(&mut raw, "EXISTS", 100_000), ":1");
-    // Inside a transaction, such a request or too many together make EXEC fail.
+    // Inside a transaction, one request with too many arguments makes EXEC fail, and so do too many
+    // arguments in total.
     assert_eq!(raw.ask(&["MULTI"]), "+OK");
     assert_eq!(ask(&mut raw, "DEL", 16_384), error);
     assert!(raw.ask(&["EXEC"]).starts_with("-EXECABORT"));
@@ -336,10 +337,11 @@ fn what_takes_long_in_a_transaction_counts_as_many_arguments() {
         (0..1000 * usize::from(queued == 1000)).for_each(|_| _ = raw.line());
         queued
     };
-    // Sets whose members are read from files; only key arguments count.
+    // A set with a ledger counts as many arguments, because its members are read from files. Only
+    // key arguments count.
     assert_eq!(queued(&["EXISTS", "liked:1"]), 32_768 / 129);
     assert_eq!(queued(&["SISMEMBER", "read:1", "liked:1"]), 1000);
-    // A message matched against many expensive patterns.
+    // Publish a message that is matched against many expensive patterns.
     let (pattern, channel) = (format!("*{}b", "a".repeat(198)), "a".repeat(200));
     assert_eq!(queued(&["PUBLISH", &channel, "x"]), 1000);
     let mut listener = server.raw();
@@ -412,7 +414,7 @@ fn changes_too_large_for_a_log_batch_are_refused_whole() {
         let error = format!("{:?}", set(name, ROWS).query::<()>(&mut c).unwrap_err());
         assert!(error.contains("bytes of the log, and the maximum is 62914560"), "{error}");
     }
-    // The client library cannot parse an EXEC that fails as a whole.
+    // The client library cannot parse the reply of an EXEC that fails as a whole.
     let mut raw = server.raw();
     raw.request(&["MULTI"]);
     assert_eq!(raw.take(5), "+OK\r\n");
@@ -478,8 +480,9 @@ fn info_in_a_transaction_does_not_wait() {
         .unwrap();
 }
 
-/// A transaction can hold any number of commands about the server, and others wait for them. After
-/// a time budget the rest is refused, while data commands still run.
+/// A transaction can hold any number of commands about the server, and other clients wait for these
+/// commands. Once a time budget is exhausted, further such commands are refused, while data
+/// commands still run.
 #[test]
 fn commands_about_the_server_do_not_keep_others_out_for_long() {
     let server = TestServer::start();

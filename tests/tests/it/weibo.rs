@@ -1,10 +1,10 @@
-//! Compatibility with Weibo's own clients: rows as text under bare ids, cells, MINCR, the bf verbs,
-//! and error texts.
+//! Compatibility with Weibo's own clients: rows as text under bare ids, cells, MINCR, the bf
+//! commands, and error texts.
 
 use tidemark_server::config::{Counter, Existence};
 use tidemark_tests::{Raw, TestServer};
 
-/// One counter space with bare ids, and one existence space without members.
+/// Starts a server with a counter space that has bare ids, and an existence space without members.
 fn server() -> TestServer {
     TestServer::with(|config| {
         config.view.clear();
@@ -40,7 +40,7 @@ fn rows_are_texts_and_cells_are_numbers() {
     let server = server();
     let mut raw = server.raw();
     for (request, reply) in [
-        // An absent row is an empty string, an absent cell nil.
+        // An absent row reads as an empty string, and an absent cell as nil.
         ("GET 44", "$0\r\n\r\n"),
         ("GET 44.like", "$-1\r\n"),
         ("INCRBY 44.like 20", ":20\r\n"),
@@ -175,7 +175,7 @@ fn the_bf_verbs_tell_the_state_before_and_the_oldest_table() {
     ] {
         says(&mut raw, request, reply);
     }
-    // Enough ids for the first table to be recycled.
+    // Add enough ids for the first table to be recycled.
     let mut c = server.connection();
     for chunk in 0..40u64 {
         let mut command = redis::cmd("BFMSET");

@@ -3,8 +3,8 @@
 //! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema
 //! "like:12 ..."] [--per-table 1048576] [--advised] [--redis redis-server]`
 //!
-//! The posts are like those of a microblog: 1,000 per second, one in fifty of them out of order. An
-//! id is the time in seconds, shifted left by 22 bits, plus a sequence number. Counts are
+//! The workload imitates a microblog: 1,000 new posts per second, one in fifty of them out of
+//! order. An id is the time in seconds, shifted left by 22 bits, plus a sequence number. Counts are
 //! log-normal with means of 39 likes and 2,900 reads; two thirds of the reposts and comments are 0.
 //! Increments create all rows.
 
@@ -25,11 +25,11 @@ struct Arguments {
     /// Load in random order instead of ascending
     #[arg(long)]
     shuffled: bool,
-    /// Use random ids less than 2 to this power, in random order, as in the `user` space
+    /// Width of the ids in bits; ids are random and in random order, as in the `user` space
     #[arg(long, conflicts_with = "shuffled")]
     random_bits: Option<u32>,
-    /// Then apply the output of TM.ADVISE, let background work rewrite the tables, and measure
-    /// again
+    /// Afterwards, apply the output of TM.ADVISE, let background work rewrite the tables, and
+    /// measure again
     #[arg(long)]
     advised: bool,
     /// Compare with the densest manual encoding in this redis-server
@@ -82,7 +82,7 @@ fn count(rng: &mut fastrand::Rng, mean: f64, sigma: f64, share: f64) -> i64 {
     ((mean / share).ln() - sigma * sigma / 2.0 + sigma * normal).exp() as i64
 }
 
-// Long: every step changes or measures the same space.
+// Long: the function is not split because every step changes or measures the same space.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let schema = Schema::parse(&arguments.schema)?;
@@ -208,8 +208,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             tables.iter().map(|t| t.probes_max).max().unwrap_or(0),
             100.0 * sum(|t| t.past_share * t.rows as f64)
         );
-        // A miss probes another bucket with the probability p of an overflow mark, up to seven
-        // buckets.
+        // A lookup of a missing id probes the next bucket with probability p (the bucket has an
+        // overflow mark), for at most seven buckets.
         let miss = |p: f64| (0..7).map(|k| p.powi(k)).sum::<f64>();
         println!(
             "  a miss reads {:.3} buckets",
@@ -232,7 +232,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     show("after the load");
     while space.maintain() {}
     show("after background work");
-    // Call it twice: a table counts as idle if it has not changed between two calls.
+    // Call `settle` twice: a table counts as idle if it has not changed between two calls.
     let (begin, cpu) = (Instant::now(), tidemark_bench::cpu_ns());
     space.settle();
     space.settle();

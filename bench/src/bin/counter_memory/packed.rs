@@ -1,10 +1,10 @@
-//! Compared encoding: the densest manual encoding in Redis. Redis stores one hash per 100 posts,
-//! small enough for a listpack. A hash has one field per post, whose value contains the four
-//! counters as varints. A read scans the hash. An increment is a script that unpacks the value,
-//! adds to it and packs it again.
+//! The densest manual encoding of the counters in Redis, for comparison. Redis stores one hash per
+//! 100 posts, small enough for a listpack. A hash has one field per post, whose value contains the
+//! four counters as varints. A read scans the hash. An increment is a script that unpacks the
+//! value, adds to the counters and packs the value again.
 //!
 //! Consecutive ids favour this encoding: a field name is a number less than 100 and takes two
-//! bytes. Ids with gaps would need several more bytes.
+//! bytes. Ids with gaps would need several more bytes per post.
 
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -39,7 +39,7 @@ end
 redis.call('HSET', KEYS[1], ARGV[1], table.concat(out))
 return 1";
 
-/// A Redis server with packed posts.
+/// A Redis server that stores posts in the packed encoding.
 pub(crate) struct Packed {
     server: Server,
     client: Client,

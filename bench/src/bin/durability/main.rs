@@ -1,5 +1,5 @@
-//! Cost of durability: Compares Tidemark with Redis in one run, with the same clients and likes,
-//! and prints ratios.
+//! Measures the cost of durability. Compares Tidemark with Redis in one run, with the same clients
+//! and likes, and prints ratios.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
@@ -10,8 +10,8 @@
 //! target/release/durability recover --rows 10000000   recovery alone
 //! ```
 //!
-//! `--keep DIR` caches the data of the last two. With the cache, a run of the same size takes one
-//! minute instead of ten.
+//! `--keep DIR` caches the data of the last two commands. With the cache, a run of the same size
+//! takes one minute instead of ten.
 //!
 //! A like is `FEED.ACT like USER POST` in Tidemark, and `MULTI, SADD liked:POST USER, HINCRBY
 //! post:POST like 1, EXEC` in Redis. The number of likes per post follows Zipf's law with exponent
@@ -54,12 +54,12 @@ enum What {
         #[arg(long, default_value_t = 3)]
         rounds: u64,
     },
-    /// Page latency while other clients send likes with an fsync before each reply
+    /// Page latency while other clients send likes, with an fsync before each reply
     Shown {
-        /// Number of clients that like, each with one pending like
+        /// Number of clients that send likes, each with one pending like
         #[arg(long, default_value_t = 64)]
         clients: u64,
-        /// Number of clients that read, each with one pending page
+        /// Number of clients that request pages, each with one pending request
         #[arg(long, default_value_t = 4)]
         readers: u64,
         /// Seconds per server and round
@@ -81,7 +81,7 @@ enum What {
         #[arg(long, default_value_t = 4)]
         clients: u64,
     },
-    /// Pages during a snapshot, and recovery
+    /// Page latency during a snapshot, and recovery time
     Snapshot {
         #[command(flatten)]
         size: Size,
@@ -109,13 +109,13 @@ enum What {
     },
 }
 
-/// Amount of data.
+/// Amount of data to load.
 #[derive(clap::Args)]
 struct Size {
-    /// Rows of four counters
+    /// Number of rows, with four counters each
     #[arg(long, default_value_t = 2_000_000)]
     rows: u64,
-    /// Number of the same rows in Redis, as hashes
+    /// Number of rows to load into Redis, as hashes
     #[arg(long, default_value_t = 500_000)]
     redis_rows: u64,
     /// Number of pairs, in ascending order of posts; 390 million take 1 GiB
@@ -151,7 +151,7 @@ fn like_redis(client: &mut Client, post: u64, user: u64) -> usize {
     4
 }
 
-/// Zipf's law with exponent 1 over posts in random order of popularity.
+/// Zipf distribution with exponent 1 over posts. The popularity rank of each post is random.
 struct Zipf {
     up_to: Vec<f64>,
     posts: Vec<u32>,
@@ -201,8 +201,8 @@ fn page_redis(client: &mut Client, posts: &[u64]) -> usize {
     2 * posts.len()
 }
 
-/// Measures pages while other clients send likes with an fsync before each reply. Returns pages per
-/// second, and latencies in milliseconds.
+/// Measures page requests while other clients send likes, with an fsync before each reply. Returns
+/// pages per second, and latencies in milliseconds.
 fn shown(args: &Args, clients: u64, readers: u64, seconds: u64, rounds: u64) -> io::Result<()> {
     let ours = tidemark(args, "always", "")?;
     let theirs = redis(args, &["--appendonly", "yes", "--appendfsync", "always"])?;
@@ -311,7 +311,7 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
         "{:>8} {:>9} {:>9} {:>12} {:>12} {:>11} {:>6}",
         "", "seconds", "CPU s", "likes/CPU s", "log bytes", "bytes/like", "load"
     );
-    // The servers run one after the other, because each is measured by its own CPU time.
+    // Run the servers one after the other, so that neither affects the CPU time of the other.
     let run = |name: &str, server: &Server, like: Like, log: &str| -> io::Result<(f64, f64)> {
         let (started, cpu) = (Instant::now(), server.cpu_s());
         on_threads(clients, |i| {
@@ -332,7 +332,7 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
             Ok(0)
         })?;
         let seconds = started.elapsed().as_secs_f64();
-        // Wait for writes that are not yet on the disk.
+        // Wait until pending writes have reached the disk.
         std::thread::sleep(Duration::from_millis(2500));
         let (cpu, bytes) = (server.cpu_s() - cpu, server.bytes_of(log) as f64);
         let likes = (likes / clients * clients) as f64;

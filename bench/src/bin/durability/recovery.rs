@@ -72,7 +72,7 @@ fn fill_tidemark(server: &Server, size: &Size) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts Redis with the same rows as hashes.
+/// Starts Redis and loads the same rows as hashes.
 pub(crate) fn filled_redis(args: &Args, size: &Size) -> io::Result<Server> {
     let server = redis(args, &["--appendonly", "no"])?;
     args.place.filled(&format!("redis-{}", size.redis_rows), server, |server| {

@@ -1,10 +1,10 @@
-//! Page latency during a snapshot, compared with the noise of the machine.
+//! Measures page latency during a snapshot, compared with the background noise of the machine.
 //!
 //! Each round has three phases with the same load: no other activity, a snapshot, and `dd`. `dd`
 //! writes as many bytes as the snapshot to the same disk, with a sync every 2 MiB. Server, clients
 //! and `dd` share the processors. The latency during `dd` therefore shows the effect of any process
-//! that writes at this rate on this machine. Redis is measured the same way with BGSAVE. Its pages
-//! contain only counters.
+//! that writes at this rate on this machine. Redis is measured the same way with BGSAVE. Redis's
+//! pages contain only counters.
 
 use crate::{Args, Like, Size, like_redis, like_tidemark, recovery};
 use node::client::Client;
@@ -26,21 +26,21 @@ pub(crate) struct Traffic {
     pub(crate) wait: bool,
 }
 
-/// Number of posts per page, and the range of posts from which they are drawn.
+/// Number of posts per page. `AMONG`: number of posts from which the posts of a page are drawn.
 const POSTS: usize = 32;
 const AMONG: u64 = 4000;
-/// Duration of a phase without other activity.
+/// Duration of the phase without other activity.
 const IDLE_PHASE_DURATION: Duration = Duration::from_secs(8);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Phases by concurrent activity.
+/// Names of the phases: the activity that runs concurrently with the page requests.
 const PHASES: [&str; 3] = ["no other work", "a snapshot", "dd of the same size"];
 const CALM_AT: usize = 0;
 const SNAPSHOT_AT: usize = 1;
 const FOREIGN_WRITE_PHASE: usize = 2;
 const PHASES_ENDED: usize = usize::MAX;
 
-/// A server with its name and its commands.
+/// A measured server: its name, and the functions that send its commands.
 struct ServerCommands {
     name: &'static str,
     /// Sends the commands of a page and returns the number of replies.
@@ -77,7 +77,7 @@ struct ServerResults {
     pages: Vec<[Vec<f64>; 3]>,
     /// Duration of each snapshot in seconds.
     took: Vec<f64>,
-    /// Additional memory of each snapshot in MiB.
+    /// Additional memory used during each snapshot, in MiB.
     extra: Vec<f64>,
 }
 
@@ -91,7 +91,7 @@ fn is_saving(client: &mut Client) -> io::Result<bool> {
     }
 }
 
-/// Runs a process that computes and writes `bytes` bytes.
+/// Runs `dd`, which generates and writes `bytes` random bytes.
 fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
     let folder = args.place.folder()?;
     let of = format!("of={}", folder.path().join("stranger").display());
@@ -101,8 +101,8 @@ fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
     if dd.status()?.success() { Ok(()) } else { Err(io::Error::other("dd failed")) }
 }
 
-/// Requests pages and measures each from its scheduled time. A slow page therefore increases the
-/// latency of the pages that it delays.
+/// Requests pages and measures each latency from the scheduled time of the request. A slow page
+/// therefore increases the latency of the pages that it delays.
 fn read(
     server: &Server,
     manner: &ServerCommands,

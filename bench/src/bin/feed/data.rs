@@ -12,7 +12,7 @@ const FLAGS_PER_VIEWER: u64 = 100;
 /// Number of newest posts that count as hot.
 const HOT: u64 = 20_000;
 
-/// Data of all servers.
+/// Data that every server stores.
 pub(crate) struct Data {
     /// Counters of each post, oldest post first.
     pub(crate) counts: Vec<Counts>,
@@ -21,18 +21,18 @@ pub(crate) struct Data {
     order: Order,
 }
 
-/// Order of the flags.
+/// Order in which the flags are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Half of the flags go to hot posts. A post receives its flags when it is new, or somewhat
-    /// later.
+    /// Half of the flags go to hot posts. A post receives its flags when it is new, or shortly
+    /// afterwards.
     Time,
     /// 70 % of the flags go to the newest tenth of the posts, the others to any post. The order is
     /// random.
     Random,
 }
 
-/// Likes that one server has received in addition to the data.
+/// Likes that one server has received in addition to the loaded data.
 #[derive(Default)]
 pub(crate) struct Liked {
     pairs: HashSet<(usize, u32)>,
@@ -40,7 +40,7 @@ pub(crate) struct Liked {
 }
 
 impl Liked {
-    /// Draws a pair of viewer and post without a like.
+    /// Draws a viewer, and a post that the viewer has not liked yet.
     pub(crate) fn next(&mut self, data: &Data, rng: &mut Rng) -> (usize, u32) {
         loop {
             let (viewer, post) =
@@ -71,7 +71,7 @@ impl Liked {
 /// Distribution of the posts of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PostDistribution {
-    /// The newest 20,000 posts, and newer ones more often.
+    /// Only the newest 20,000 posts; newer posts are more likely.
     Hot,
     /// All posts, uniformly.
     Uniform,
@@ -82,7 +82,7 @@ pub(crate) struct Page {
     pub(crate) posts: Vec<u32>,
 }
 
-/// Id of a post: 16 digits, with gaps.
+/// Id of a post: a 16-digit number, with gaps between consecutive posts.
 pub(crate) fn post(index: u64) -> u64 {
     3_631_614_501_919_378 + index * 4194
 }

@@ -4,11 +4,11 @@
 //! |---|---|---|---|
 //! | `feed` | row of a counter space | pairs of two existence spaces | one FEED.GET |
 //! | `binary` | the same | the same | one FEED.GET ... BINARY |
-//! | `stock` | the same | the same | 20 HMGET and 2 PH.EXISTS: an unchanged client of Redis |
+//! | `stock` | the same | the same | 20 HMGET and 2 PH.EXISTS: an unmodified Redis client |
 //! | `hash` | a hash of four fields | two sets of post ids | 20 HMGET and 2 SMISMEMBER |
 //! | `string` | four strings | the same | one MGET of 80 keys and 2 SMISMEMBER |
-//! | `bucket` | a hundred posts a hash, four fields each | the same | 20 HMGET and 2 SMISMEMBER |
-//! | `bloom` | as `hash` | two Bloom filters (0.01 %) | 20 HMGET and 2 BF.MEXISTS |
+//! | `bucket` | a hash per 100 posts, four fields per post | the same | 20 HMGET, 2 SMISMEMBER |
+//! | `bloom` | same as `hash` | two Bloom filters (0.01 %) | 20 HMGET and 2 BF.MEXISTS |
 
 use crate::data::{self, Counts, Data, FIELDS, Page};
 use node::client::Client;

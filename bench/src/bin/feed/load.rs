@@ -4,11 +4,11 @@
 //! replies, and sends the next batch.
 //!
 //! **Open loop** (latency): requests are scheduled at random times (Poisson) with a fixed rate,
-//! regardless of the server. Latency counts from the *scheduled* time, so every request scheduled
-//! during a stall contributes (this avoids coordinated omission; G. Tene).
+//! regardless of the server. Latency is measured from the *scheduled* time, so every request
+//! scheduled during a stall contributes (this avoids coordinated omission; G. Tene).
 //!
-//! The thread never sleeps. It runs on its own core. A delayed wakeup would count as latency of the
-//! server.
+//! The thread never sleeps, and it has a core to itself, because a delayed wakeup would count as
+//! latency of the server.
 
 use crate::pool::Pool;
 use rustix::event::epoll;
@@ -116,7 +116,7 @@ impl Conns {
     }
 }
 
-/// Result of a closed loop.
+/// Result of a closed-loop run.
 #[derive(Clone, Copy)]
 pub(crate) struct Throughput {
     /// Number of completed requests.
@@ -137,7 +137,7 @@ impl Throughput {
     }
 }
 
-/// Likes that are sent between the pages, one in ten requests.
+/// Source of the likes that are mixed with page requests; one request in ten is a like.
 pub(crate) struct Likes<'a> {
     /// Appends the commands of the next like. Returns the number of lines in their replies.
     pub(crate) next: &'a mut dyn FnMut(&mut Vec<u8>) -> usize,
@@ -153,13 +153,15 @@ struct Batch {
     got: usize,
     of: usize,
     likes: u64,
-    /// Number of requests of the connection since the last like, including earlier batches.
+    /// Number of requests that the connection has sent since its last like, including earlier
+    /// batches.
     since: usize,
 }
 
 /// Requests pages in a closed loop for some time. If `likes` is given, one request in ten is a
 /// like.
-// Long: the branches of the loop borrow the same buffers and timestamps.
+// Long: the function is not split because all branches of its loop borrow the same buffers and
+// timestamps.
 pub(crate) fn closed(
     server: &Server,
     pool: &Pool,

@@ -1,5 +1,5 @@
-//! Compares feed pages of Tidemark and of other servers, which have the same posts and flags and
-//! serve the same pages to the same client.
+//! Compares the cost of feed pages in Tidemark and in other servers. All servers store the same
+//! posts and flags, and serve the same pages to the same client.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
@@ -12,11 +12,12 @@
 //!
 //! The server runs on one core and the client on another. The metric is *pages per second of the
 //! server's CPU time* (all threads, from `/proc/PID/task/*/schedstat`), which is robust on a noisy
-//! machine. The metric still varies by a tenth from second to second. All cells are therefore
-//! measured for half a second in each of several rounds, with compared cells next to each other.
-//! The report has the median of the rounds' ratios, with minimum and maximum. The first round
-//! measures all servers and layouts. Later rounds measure only Tidemark and the fastest layout of
-//! each other server.
+//! machine. The metric still varies by a tenth from second to second. Each cell of the report (a
+//! server under a load) is therefore measured for half a second in each of several rounds. Cells
+//! that are compared with each other are measured one right after the other. The report contains
+//! the median of the ratios over all rounds, with minimum and maximum. The first round measures all
+//! servers and layouts. Later rounds measure only Tidemark and the fastest layout of each other
+//! server.
 //!
 //! `layout` defines the layouts, `data` generates the data, `load` is the load generator, `report`
 //! computes the ratios. In runs without likes, every reply is compared byte for byte with a reply
@@ -68,7 +69,7 @@ struct Args {
     /// Seconds per measurement
     #[arg(long, default_value_t = 0.5)]
     seconds: f64,
-    /// Number of rounds of the most important cells; all others have three
+    /// Number of rounds of the most important measurements; all others have three
     #[arg(long, default_value_t = 7)]
     rounds: usize,
     /// Measures only the most important combinations of load and server; writes files only with
@@ -108,9 +109,9 @@ const SERVER_CORE: usize = 0;
 const CLIENT_CORE: usize = 1;
 /// Number of distinct pages.
 const POOL: usize = 8192;
-/// With `--late`, time without writes before pages are measured.
+/// With `--late`: time without writes before pages are measured.
 const QUIET_TIME: Duration = Duration::from_secs(60);
-/// Number of rounds of the less important cells.
+/// Number of rounds of the less important measurements.
 const FEW_ROUNDS: usize = 3;
 
 fn pin(core: usize) -> io::Result<()> {
@@ -119,7 +120,8 @@ fn pin(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &cores)?)
 }
 
-/// Starts a server on its core. Child processes inherit the affinity of the thread.
+/// Starts a server on the core reserved for servers. Child processes inherit the affinity of the
+/// thread.
 fn on_server_core(start: impl FnOnce() -> io::Result<Server>) -> io::Result<Server> {
     pin(SERVER_CORE)?;
     let server = start();
@@ -131,7 +133,7 @@ struct Bench {
     args: Args,
     data: Data,
     servers: Vec<Server>,
-    /// Likes per server.
+    /// Likes that each server has received.
     liked: Vec<Liked>,
     subjects: Vec<Subject>,
     rng: fastrand::Rng,
@@ -289,8 +291,8 @@ impl Bench {
         Duration::from_secs_f64(self.args.seconds)
     }
 
-    /// Runs one round of the main cells and their upper bounds: Tidemark's PING and page, the other
-    /// servers' pages, Tidemark's ECHO and packed page.
+    /// Runs one round of the main measurements and their upper bounds: Tidemark's PING and page,
+    /// the other servers' pages, Tidemark's ECHO and packed page.
     fn base(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
         let load = Load::base(pipeline);
         let all = self.subjects("read", load, round);
@@ -324,8 +326,8 @@ impl Bench {
         round: usize,
     ) -> io::Result<()> {
         let bytes = self.pool(0, 20, PostDistribution::Uniform)?.bytes();
-        // Request and reply together have as many bytes as those of the page, including protocol
-        // overhead.
+        // Request and reply together have as many bytes as the request and the reply of a page,
+        // including protocol overhead.
         let text = "x".repeat(((bytes.0 + bytes.1 - 40.0) / 2.0) as usize);
         let mut request = Vec::new();
         let reply = if what == "ping" {
@@ -381,8 +383,8 @@ impl Bench {
                 (&self.data, liked),
                 &liked.pages(500),
             )?;
-            // With a filter, one like in 10,000 is expected to be a false positive; with a set,
-            // none.
+            // With a Bloom filter, one like in 10,000 is expected to be a false positive; with a
+            // set, none.
             let most = if layout.is_ours() { 5 + checked.likes / 2_000 } else { 0 };
             eprintln!(
                 "       {name}: {} of {} likes were false positives",

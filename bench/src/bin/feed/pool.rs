@@ -19,12 +19,12 @@ pub(crate) struct Pool {
     lines: Vec<usize>,
 }
 
-/// Numbers of compared flags and likes, and of false positives.
+/// Numbers of compared flags and compared likes, and of false positives among them.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct Checked {
     pub(crate) flags: u64,
     pub(crate) false_yes: u64,
-    /// Likes of the compared posts.
+    /// Number of likes of the compared posts.
     pub(crate) likes: u64,
     /// Number of likes whose counter was not incremented because of a false positive.
     pub(crate) uncounted: u64,
@@ -48,8 +48,8 @@ impl Pool {
 
     /// Requests all pages once and compares them with the data. Counters must be equal and set
     /// flags must be found. A flag that is not set may be found at the false-positive rate of a
-    /// Bloom filter, and FEED.ACT may suppress likes at the same rate. Counts both. The caller
-    /// decides how many are acceptable.
+    /// Bloom filter, and FEED.ACT may suppress likes at the same rate. Counts both kinds of false
+    /// positives. The caller decides how many are acceptable.
     pub(crate) fn of_pages(
         server: &Server,
         layout: Layout,

@@ -1,4 +1,4 @@
-//! Results of all rounds, and their ratios to other servers and to the targets.
+//! Results of all rounds, compared with other servers and with the targets.
 
 use crate::data::PostDistribution;
 use crate::load::{Latency, Throughput};
@@ -35,7 +35,7 @@ impl Sample {
     }
 }
 
-/// One server and layout under one load.
+/// Measurements of one server and layout under one load.
 pub(crate) struct Cell {
     pub(crate) subject: String,
     /// `read`, `90/10`, `ping` or `echo`.
@@ -58,7 +58,8 @@ impl Cell {
         self.subject.starts_with("tidemark")
     }
 
-    /// Ratios of CPU efficiency to another cell, for the rounds in which both were measured.
+    /// Returns the ratios of this cell's CPU efficiency to that of another cell, one for each round
+    /// in which both were measured.
     fn over(&self, other: &Cell) -> Spread {
         let same = |s: &Sample| {
             Some(s.per_cpu_s / other.samples.iter().find(|o| o.round == s.round)?.per_cpu_s)
@@ -102,7 +103,7 @@ pub(crate) struct Latencies {
     pub(crate) latency: Latency,
 }
 
-/// Throughput of Tidemark with a number of workers and cores.
+/// Throughput of Tidemark with a given number of workers and cores.
 pub(crate) struct Scaling {
     pub(crate) workers: usize,
     pub(crate) sample: Sample,
@@ -215,7 +216,8 @@ impl Report {
         self.cells.iter().find(|cell| cell.is(subject, what, load))
     }
 
-    /// Returns the ratios to the fastest other server under the same load.
+    /// Returns the ratios of the cell's CPU efficiency to that of the fastest other server under
+    /// the same load.
     pub(crate) fn times(&self, cell: &Cell) -> Option<Spread> {
         let peers = self
             .cells
@@ -224,7 +226,7 @@ impl Report {
         Some(cell.over(peers.max_by(|a, b| a.per_cpu_s().total_cmp(&b.per_cpu_s()))?))
     }
 
-    /// Returns the ratios to the same server's PING or ECHO.
+    /// Returns the ratios of the cell's CPU efficiency to that of PING or ECHO on the same server.
     pub(crate) fn of_ceiling(&self, cell: &Cell, what: &str) -> Option<Spread> {
         let server = cell.subject.split(' ').next()?;
         Some(cell.over(self.find(
@@ -234,8 +236,9 @@ impl Report {
         )?))
     }
 
-    /// Returns the ratios of two workers on two cores to one on one core, by round. The first ratio
-    /// uses wall-clock time. The second uses CPU time, as if each worker had a full core.
+    /// Returns the throughput of two workers on two cores, relative to one worker on one core, by
+    /// round. The first ratio uses wall-clock time. The second uses CPU time, as if each worker had
+    /// a full core.
     pub(crate) fn two_cores(&self) -> Option<(Spread, Spread)> {
         let of =
             |workers| self.scaling.iter().filter(move |s| s.workers == workers).map(|s| s.sample);

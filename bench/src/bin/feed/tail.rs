@@ -1,7 +1,7 @@
 //! Page latency while the server does other work: snapshots, table rollovers, spills, schema
-//! changes and full syncs, repeated during a measurement. Pages arrive in an open loop at 0.7 of
-//! the server's throughput. Redis's PING at the same rate shows the latency of the machine and the
-//! sockets.
+//! changes and full syncs, repeated during a measurement. An open loop requests pages at 70 % of
+//! the server's maximum throughput. Redis's PING at the same rate shows the latency of the machine
+//! and the sockets.
 //!
 //! The server runs on one core and the client on another. The thread that triggers the work runs on
 //! the server's core. The replica of a full sync runs on the client's core with `nice`, because
@@ -19,21 +19,24 @@ use std::time::Duration;
 use tidemark_bench::play::{median, take_all, text};
 use tidemark_bench::server::Server;
 
-/// Share of the server's throughput.
+/// Request rate, as a share of the server's maximum throughput.
 const SHARE: f64 = 0.7;
 const CONNECTIONS: usize = 8;
-/// Pause between two snapshots, rollovers and so on. Short enough that the work affects the slowest
-/// thousandth of the pages, and long enough that one core can do the work and serve the pages.
+/// Pause between two repetitions of the background work. The pause is short enough that the work
+/// affects the slowest thousandth of the pages, and long enough that one core can do the work and
+/// serve the pages.
 const PAUSE: Duration = Duration::from_millis(400);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Rows of a table that is closed or spilled, and rows per request.
+/// Number of rows in each table that is closed or spilled. `ROWS_AT_ONCE`: number of rows per
+/// request.
 const ROWS: u64 = 10_000;
 const ROWS_AT_ONCE: u64 = 100;
-/// Indices of Redis's PING, and of Tidemark's pages without other work.
+/// Index of Redis's PING in `WORKLOADS`. `IDLE_WORKLOAD`: index of Tidemark's pages without other
+/// work.
 const PING: usize = 0;
 const IDLE_WORKLOAD: usize = 1;
 
-/// Concurrent work.
+/// Work that the server does while it serves pages.
 #[derive(Clone, Copy)]
 enum BackgroundWork {
     Nothing,
@@ -55,7 +58,8 @@ const WORKLOADS: [(&str, BackgroundWork); 7] = [
 ];
 
 impl Bench {
-    /// Measures all kinds of work alternately. Returns the table as text.
+    /// Measures page latency under each kind of background work in turn, for several rounds.
+    /// Returns the table as text.
     pub(crate) fn tail(&mut self) -> io::Result<String> {
         self.start_all()?;
         let pings = Pool::of(b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n", POOL);
@@ -98,7 +102,7 @@ impl Bench {
     }
 }
 
-/// A replica that starts without data for every sync.
+/// A replica that starts with an empty data folder for every sync.
 struct Replica {
     program: Option<PathBuf>,
     server: Option<Server>,
@@ -141,7 +145,8 @@ fn run_command(server: &Server, words: &[&str]) -> io::Result<()> {
     take_all(&mut client)
 }
 
-/// Triggers the work until `over` is set. Returns how often it succeeded.
+/// Triggers the background work repeatedly until `over` is set. Returns how often the work
+/// succeeded.
 fn orders(
     server: &Server,
     beside: BackgroundWork,
@@ -185,7 +190,7 @@ fn orders(
     Ok(times)
 }
 
-/// Writes new rows whose ids are greater than all others.
+/// Writes new rows whose ids are greater than all existing ones.
 fn write(server: &Server, rows: &mut u64, number: u64) -> io::Result<()> {
     let mut client = server.client()?;
     for _ in 0..number / ROWS_AT_ONCE {
@@ -200,7 +205,7 @@ fn write(server: &Server, rows: &mut u64, number: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the median over the rounds of one value of a table line.
+/// Returns the median of one latency value over all rounds.
 fn of(rounds: &[(Latency, u64)], what: fn(&Latency) -> f64) -> f64 {
     median(rounds.iter().map(|(latency, _)| what(latency)).collect())
 }

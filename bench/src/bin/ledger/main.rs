@@ -1,5 +1,5 @@
 //! Measures the `ledger` crate: CPU time, bytes written and reads per pair (id, member). Decision
-//! 0017 has the results.
+//! 0017 lists the results.
 //!
 //! `cargo run --release -p tidemark-bench --bin ledger`; `--kill N` kills the process N times with
 //! `kill -9` and checks that no durable pair is missing.
@@ -30,7 +30,7 @@ struct Args {
     /// Mean number of pairs per id
     #[arg(long, default_value_t = 50)]
     per_id: usize,
-    /// Bits of a member
+    /// Width of a member in bits
     #[arg(long, default_value_t = 40)]
     bits: u32,
     /// Percentage of the pairs that belong to the newest ids
@@ -39,7 +39,7 @@ struct Args {
     /// Number of pairs in memory before a flush
     #[arg(long, default_value_t = 1 << 20)]
     memory_pairs: usize,
-    /// Lookups of each kind
+    /// Number of lookups of existing pairs, and of missing pairs
     #[arg(long, default_value_t = 200_000)]
     lookups: usize,
     /// Parent of the temporary folder for the files
@@ -54,7 +54,7 @@ struct Args {
 }
 
 impl Args {
-    /// Arguments with which a child process draws the same pairs.
+    /// Returns the arguments that make a child process draw the same pairs.
     fn repeated(&self) -> Vec<String> {
         let numbers = [
             ("--pairs", self.pairs),
@@ -67,10 +67,10 @@ impl Args {
     }
 }
 
-/// Draws ids by Zipf's law.
+/// Draws ids from a Zipf distribution.
 struct Ids {
     cumulative: Vec<f64>,
-    /// Id of each rank.
+    /// Id of each popularity rank.
     ids: Vec<u64>,
 }
 
@@ -122,7 +122,7 @@ fn of_process(file: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Counters of the kernel for one step.
+/// CPU time and I/O counters at the start of a step, as reported by the kernel.
 struct Step {
     cpu: Duration,
     wall: Instant,

@@ -1,4 +1,4 @@
-//! Stores pairs with the `ledger` crate. The inserting thread flushes them.
+//! Stores pairs with the `ledger` crate. The thread that inserts the pairs also flushes them.
 
 use crate::{Args, Outcome};
 use ledger::{Answer, Flush, Ledger, Member, Options};

@@ -1,4 +1,4 @@
-//! Checks of all rows.
+//! Checks that rows have the expected values.
 
 use crate::node::{CheckedConnection, Node};
 use crate::rows::{Rows, SPACE, STRIDE, id, reply, request};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Rows per request. The rows are consecutive, so most rows of a request are in one block.
 const ROWS_PER_REQUEST: u64 = 1000;
-/// Number of pending requests.
+/// Maximum number of pending requests per connection.
 const MAX_PENDING_REQUESTS: usize = 4;
 /// Number of connections.
 const CONNECTIONS: u64 = 2;
@@ -18,7 +18,7 @@ pub(crate) fn every_row(node: &Node, all: &Rows, rows: u64, rounds: u64) -> io::
     sampled_pages(node, all, rows, rounds, 1)
 }
 
-/// [`every_row`] for one in `pages` pages of consecutive rows.
+/// Like [`every_row`], but checks only one in `pages` pages of consecutive rows.
 pub(crate) fn sampled_pages(
     node: &Node,
     all: &Rows,
@@ -89,11 +89,11 @@ fn pages_of(
     Ok(())
 }
 
-/// Checks rows that were being loaded during a kill. Each row is complete or absent, and only the
-/// last ones are absent. Returns the number of complete rows.
+/// Checks rows that were being loaded during a kill. Each row must be complete or absent. The check
+/// ends at the first request whose rows are all absent. Returns the number of complete rows.
 pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<u64> {
     let mut client = node.client()?;
-    // Count complete pages up to the first one that differs.
+    // Count complete pages up to the first page that differs.
     let mut whole = from;
     pages_of(node, all, from..to, 0, 1, |link, first, text| {
         let same = link.differs(text)?.is_none();

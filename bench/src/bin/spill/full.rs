@@ -1,4 +1,4 @@
-//! A disk that fills up during a spill and during a merge.
+//! Tests a disk that fills up during a spill and during a merge.
 
 use crate::node::{Node, Setup};
 use crate::rows::{Rows, SPACE, id};
@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Requests sent together.
+/// Number of requests that are sent together.
 const REQUESTS_PER_BATCH: usize = 100;
 /// Size of the disk.
 const DISK_MIB: u64 = 512;
@@ -30,7 +30,8 @@ impl Disk<'_> {
         }
     }
 
-    /// Fills the disk, leaving `but` bytes free, or fewer if others write at the same time.
+    /// Fills the disk, leaving `but` bytes free, or fewer if other processes write at the same
+    /// time.
     fn fill(&self, but: u64) -> io::Result<()> {
         let file = std::fs::File::create(self.0.join("ballast"))?;
         let mut size = 0;
@@ -42,7 +43,7 @@ impl Disk<'_> {
             }
             match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), size, more) {
                 Ok(()) => size += more,
-                // Another writer was faster.
+                // Another process has used the remaining space.
                 Err(rustix::io::Errno::NOSPC) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -60,7 +61,8 @@ impl Drop for Disk<'_> {
     }
 }
 
-/// Sets rows `from..to` until one is refused. Returns the number of the refused row, and the error.
+/// Sets rows `from..to` until the server refuses a row. Returns the number of the refused row, and
+/// the error.
 fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<String>)> {
     use redis_protocol::resp2::types::OwnedFrame::Error;
     let mut client = node.client()?;
@@ -145,7 +147,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     wait_for("some spills", 60, || Ok(cold_rows(&node)? > 1e6))?;
     fill_in_the_middle(&disk, &data, || was_written(&node, &data, "cold_rows"))?;
     println!("  a spill failed: {}", node.text("spill_last_error")?);
-    // The log is on the same disk and fills it, even if loading has ended.
+    // The log is on the same disk. Further writes fill the disk, even if loading has ended.
     let mut told = None;
     wait_for("rejection of new rows", 60, || {
         (rows, told) = set(&node, &all, rows, rows + 1000)?;
@@ -185,7 +187,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     println!("  after space was freed, the load resumed; all {rows} rows are correct");
 
     println!("the disk fills up during a merge");
-    // Make the merge so slow that the disk can fill up meanwhile.
+    // Make the merge so slow that the disk can fill up before it ends.
     node.call(&["CONFIG", "SET", "spill.merge_rate", "500000"])?;
     check::change(&node, &all, rows, 0)?;
     node.call(&["WAITAOF", "1", "0", "10000"])?;

@@ -1,4 +1,4 @@
-//! Latency of hot pages while other clients request cold ones.
+//! Measures the latency of hot pages while other clients request cold pages.
 
 use crate::node::Node;
 use crate::rows::{Rows, SPACE, id, reply, request};
@@ -23,8 +23,8 @@ pub(crate) struct Load {
     pub(crate) time: Duration,
 }
 
-/// Requests pages at a fixed rate, a share of them cold. Returns the latencies of the hot pages,
-/// each measured from its scheduled time.
+/// Requests pages at a fixed rate; `cold_share` of them are cold. Returns the latencies of the hot
+/// pages, each measured from its scheduled time.
 pub(crate) fn pages(
     node: &Node,
     all: &Rows,

@@ -1,4 +1,4 @@
-//! Tests and measures spilled rows with more posts than fit into memory.
+//! Tests and measures spilled rows, with more posts than fit into memory.
 //!
 //! ```text
 //! cargo build --release -p tidemark-bench --bin spill
@@ -14,8 +14,9 @@
 //!     a disk that fills up during a spill and during a merge (a tmpfs: as root)
 //! ```
 //!
-//! `fill` on an existing folder checks its rows and continues to load. The folder is not removed:
-//! `reads` and `hot` use the data of `fill`. The process exits with an error if a check fails.
+//! If the folder exists, `fill` checks its rows and continues to load. `fill` does not remove the
+//! folder, because `reads` and `hot` use its data. The process exits with an error if a check
+//! fails.
 
 mod check;
 mod full;
@@ -51,7 +52,7 @@ struct Arguments {
 enum What {
     /// Loads, kills, restarts, changes and checks all rows
     Fill {
-        /// Number N: checks one in N pages of consecutive rows, except in the last check
+        /// Check only one in this many pages of consecutive rows, except in the last check
         #[arg(long, default_value_t = 1)]
         sample: u64,
     },
@@ -70,7 +71,7 @@ enum What {
         #[arg(long)]
         rocksdb: bool,
     },
-    /// Hot pages during reads of cold ones
+    /// Latency of hot pages while other clients request cold pages
     Hot {
         /// Number of rounds of changes that `fill` has applied; `fill` prints it at the end
         #[arg(long, default_value_t = 1)]
@@ -85,7 +86,7 @@ enum What {
         #[arg(long, default_value_t = 9)]
         turns: u64,
     },
-    /// A full disk
+    /// Behaviour on a full disk
     Full,
     /// Runs the server process; the other commands start it
     #[command(hide = true)]
@@ -113,8 +114,8 @@ fn main() -> io::Result<()> {
 
 /// Maximum accepted ratio of resident to planned memory.
 const MAX_MEMORY_RATIO: f64 = 1.1;
-/// Unsynced batches and pending changes: `LogOptions::unsynced_bytes` and
-/// `CommitOptions::queued_keys`.
+/// Maximum memory of unsynced batches (`LogOptions::unsynced_bytes`) and of pending changes
+/// (`CommitOptions::queued_keys`).
 const LOG_MIB: f64 = 16.0 + 24.0;
 
 fn error(text: impl Into<String>) -> io::Error {
@@ -194,7 +195,7 @@ fn start(dir: &Path, setup: &Setup, after: &str) -> io::Result<Node> {
     Ok(node)
 }
 
-// Long: every step changes or measures the same data set.
+// Long: the function is not split because every step changes or measures the same data set.
 fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     const KILLS: u64 = 3;
     let all = Rows::new();

@@ -1,6 +1,6 @@
-//! The measured server, in a separate process that can be killed. The process runs this binary with
-//! another subcommand. It loads rows by calling the engines, because 200,000,000 requests would
-//! mostly measure sockets.
+//! Runs the measured server in a separate process that can be killed. The process runs this binary
+//! with another subcommand. The process loads rows by calling the engines directly, because
+//! 200,000,000 requests would mostly measure sockets.
 
 use crate::reads::{self, Measured, Pattern};
 use crate::rows::{FIELDS, Rows, SPACE, id};
@@ -32,7 +32,7 @@ pub(crate) struct Setup {
     pub(crate) read_threads: usize,
 }
 
-/// Serves the folder until standard input ends.
+/// Serves the data folder until the end of standard input.
 pub(crate) fn serve(dir: &Path, setup: &Setup) -> io::Result<()> {
     let mut config = Config::default();
     config.durability.dir = dir.to_owned();
@@ -239,7 +239,7 @@ impl Node {
         (self.proc("status", "VmRSS") / 1024.0, self.proc("status", "VmHWM") / 1024.0)
     }
 
-    /// Memory fields of INFO at the sample nearest to the peak since [`Node::forget_peak`].
+    /// Memory fields of INFO at the sample closest to the peak since [`Node::forget_peak`].
     pub(crate) fn at_peak(&self) -> String {
         self.peak.seen.lock().map(|seen| seen.1.clone()).unwrap_or_default()
     }
@@ -309,7 +309,7 @@ pub(crate) fn proc_of(process: u32, file: &str, name: &str) -> f64 {
     line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(f64::NAN)
 }
 
-/// A connection that compares replies with expected ones.
+/// A connection that compares replies with expected replies.
 pub(crate) struct CheckedConnection {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -339,7 +339,7 @@ impl CheckedConnection {
     }
 
     /// Reads a reply as long as `reply` and compares the two. If they differ, returns the number of
-    /// bytes read so far. The link must then not be used again.
+    /// bytes read so far. The connection must then not be used again.
     pub(crate) fn differs(&mut self, reply: &[u8]) -> io::Result<Option<usize>> {
         self.buffer.resize(reply.len(), 0);
         let mut got = 0;

@@ -1,5 +1,5 @@
-//! Reads of single cold rows, with and without sockets, compared with `pread` of the same files:
-//! cost as counted by the kernel, and parallel throughput.
+//! Measures reads of single cold rows, with and without sockets, compared with `pread` of the same
+//! files. Reports the cost as counted by the kernel, and the parallel throughput.
 
 use crate::node::{Node, proc_of};
 use crate::rows::{FIELDS, Rows, SPACE, id, reply, request};
@@ -182,9 +182,9 @@ pub(crate) fn served(node: &Node, all: &Rows, pattern: &Pattern) -> io::Result<M
     })
 }
 
-/// Reads random cold rows without sockets. The readers are tasks on as many threads as the server
-/// has workers, like connections. A reader fetches a row like a request of a connection, and reads
-/// it.
+/// Reads random cold rows without sockets. Like connections, the readers are tasks on as many
+/// threads as the server has workers. A reader fetches a row in the same way as a request of a
+/// connection, then reads the row.
 pub(crate) fn inside(engines: &Engines, all: &Rows, pattern: &Pattern) -> io::Result<Measured> {
     let workers = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     measure(std::process::id(), || {
@@ -255,12 +255,12 @@ pub(crate) fn times_of_children(process: u32) -> f64 {
     times(process, [13, 14])
 }
 
-/// Sums two times of a process, by their field numbers after its name.
+/// Sums two time fields of `/proc/PID/stat`. `fields_of` counts the fields after the process name.
 fn times(process: u32, fields_of: [usize; 2]) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let fields: Vec<&str> =
         text.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
-    // User and system time, in hundredths of a second.
+    // A field in clock ticks (hundredths of a second).
     let ticks =
         |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(f64::NAN);
     fields_of.map(ticks).iter().sum::<f64>() * 1e4

@@ -1,7 +1,7 @@
-//! RocksDB for comparison, measured with its own `db_bench` (Debian: rocksdb-tools). The database
-//! has the same number of rows. Keys are sequential and have 8 bytes. Values are random and have 6
-//! bytes, about the size of a row in Tidemark. Settings: a filter of 10 bits, a cache of 8 MiB, and
-//! direct I/O.
+//! Measures RocksDB for comparison, with its own `db_bench` (Debian: rocksdb-tools). The database
+//! has the same number of rows. Keys are sequential and 8 bytes long. Values are random and 6 bytes
+//! long, about the size of a row in Tidemark. Settings: a Bloom filter with 10 bits per key, a
+//! cache of 8 MiB, and direct I/O.
 
 use crate::reads::times_of_children;
 use std::io;

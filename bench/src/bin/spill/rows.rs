@@ -1,19 +1,20 @@
-//! Rows of the measurement. The id and the expected values are functions of a row's number, so that
-//! every row can be checked without storing it.
+//! Rows that the benchmark stores. The id and the expected values are functions of a row's number,
+//! so that every row can be checked without storing it.
 //!
 //! Row n has a random id in the n-th range of 4,096 ids. Counts are log-normal as in
 //! `counter_memory`: means of 39 likes, 2,900 reads, 8 reposts and 8 comments. Two thirds of the
-//! reposts and comments are 0. Changes are made in rounds. Round `r` adds 1 to the likes of rows
-//! whose number modulo [`STRIDE`] is `r`, and deletes rows for which it is `STRIDE - 1 - r`.
+//! reposts and comments are 0. Changes are applied in rounds. Round `r` adds 1 to the likes of rows
+//! whose number modulo [`STRIDE`] is `r`, and deletes rows whose number modulo [`STRIDE`] is
+//! `STRIDE - 1 - r`.
 
-/// The counter space and the number of its fields.
+/// Name of the counter space. `FIELDS`: number of its fields.
 pub(crate) const SPACE: &str = "post";
 pub(crate) const FIELDS: usize = 4;
 /// In a round, one row in `STRIDE` changes and one row in `STRIDE` is deleted.
 pub(crate) const STRIDE: u64 = 100;
-/// Ids per post.
+/// Width of the id range in which each post has its id.
 const GAP: u64 = 4096;
-/// Distinct values of each column.
+/// Number of distinct values in each column.
 const DRAWN: usize = 1 << 16;
 
 pub(crate) fn mix(x: u64) -> u64 {

@@ -3,9 +3,9 @@
 //!
 //! The simulation uses the real command ([`move_slots`]), hand-over steps
 //! ([`node::cluster::handover`]), topologies with their rules ([`node::cluster::Cluster`]) and
-//! topology files. It replaces the network, the clock (tokio's, paused), the log (a list of writes)
-//! and replication. A simulated node can be killed at each point where the real node waits for its
-//! disk.
+//! topology files. The simulation replaces the network, the clock (tokio's, paused), the log (a
+//! list of writes) and replication. A simulated node can be killed at each point where the real
+//! node waits for its disk.
 //!
 //! Invariants:
 //!
@@ -15,9 +15,10 @@
 //!   the acknowledged writes that had reached the new master.
 //! - After the last fault and another run of the last command, all nodes have the same topology,
 //!   and each slot has a master that accepts writes. The exception is a conflict: a controller and
-//!   a command have each made a topology with the same version, and an operator must choose one.
+//!   a command have each created a topology with the same version, and an operator must choose one
+//!   of the two.
 //!
-//! `cargo xtask sim split --runs 100000` runs more seeds; `--seed 7` replays one.
+//! `cargo xtask sim split --runs 100000` runs more seeds; `--seed 7` replays a single seed.
 
 mod operator;
 mod process;
@@ -35,7 +36,7 @@ use std::time::Duration;
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::{Instant, sleep};
 
-/// Two shards of a master and a replica each, and two empty nodes.
+/// Number of nodes: two shards with a master and a replica each, and two empty nodes.
 const NODES: usize = 6;
 const FIRST_PORT: u16 = 7000;
 /// Slots that the clients write to.
@@ -51,9 +52,9 @@ type Write = (u64, u16);
 #[derive(Default)]
 struct Disk {
     log: Vec<Write>,
-    /// Number of the master, or `None` for a master.
+    /// Node number of this replica's master; `None` if this node is a master.
     follows: Option<usize>,
-    /// Whether this replica has its master's whole data set.
+    /// Whether this replica has copied its master's whole data set.
     synced: bool,
     /// Whether this node has had replicas or has been a replica.
     had_others: bool,
@@ -104,7 +105,8 @@ struct SimCounts {
     killed_commands: u64,
     handed_over: u64,
     failovers: u64,
-    /// Runs where a controller and a command made different topologies with the same version.
+    /// Number of runs in which a controller and a command created different topologies with the
+    /// same version.
     conflicts: u64,
     kills: u64,
     kills_in: BTreeMap<Stage, u64>,
@@ -173,8 +175,8 @@ async fn wait_for_convergence(world: &Rc<World>) {
                 let _ = super::growth::send_topology_to_all(&outside, &newest).await;
                 world.repeat_handover(&newest).await;
             }
-            // The controller and the command made conflicting topologies. No slot had two masters,
-            // and only an operator can choose the valid topology.
+            // The controller and the command created conflicting topologies. No slot had two
+            // masters, and only an operator can choose the valid topology.
             Err(why) if why.contains("different topologies") => {
                 world.sim_counts.borrow_mut().conflicts += 1;
                 return;
@@ -235,7 +237,7 @@ fn run(seed: u64) -> SimCounts {
     world.sim_counts.take()
 }
 
-/// Seeds that once led to two masters of a slot, or to none: docs/testing/journal.md.
+/// Seeds that once led to two masters of a slot, or to no master; see docs/testing/journal.md.
 const REGRESSION_SEEDS: [u64; 9] = [234, 517, 1068, 5590, 9598, 14_144, 51_043, 55_525, 62_636];
 
 #[test]

@@ -52,7 +52,7 @@ impl Net for ExternalNetwork {
 const RETRYABLE_ERRORS: [&str; 7] =
     ["refused", "closed", "answer", "timed out", "again", "retry", "not"];
 
-/// Substring of errors that a retry does not fix, because a node has the wrong role.
+/// Substring of errors that a retry does not resolve, because a node has the wrong role.
 const FINAL: &str = "is not a ";
 
 /// Runs several commands, each repeatedly until it succeeds.

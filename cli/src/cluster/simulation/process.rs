@@ -53,7 +53,7 @@ impl Process {
         self.serves(slot) && is_master && !self.fenced.get()
     }
 
-    /// Copies the master's log as a replica, some writes at a time.
+    /// Copies the master's log in small batches, as a replica does.
     pub(super) async fn follow(self: Rc<Process>) {
         loop {
             let world = self.world();

@@ -99,7 +99,7 @@ impl World {
         process.spawn(process.clone().lift_fence_if_confirmed());
     }
 
-    /// Kills the process like `kill -9`. The disk retains everything that was written.
+    /// Kills the process as `kill -9` does. The disk retains everything that was written.
     pub(super) fn kill(&self, number: usize) {
         let Some(process) = self.machines[number].process.take() else { return };
         process.tasks.borrow().iter().for_each(AbortHandle::abort);
@@ -107,8 +107,8 @@ impl World {
         self.sim_counts.borrow_mut().kills += 1;
     }
 
-    /// Records that a hand-over has reached `stage`. May kill the master if `kill_stage` is that
-    /// stage.
+    /// Records that a hand-over has reached `stage`. If `stage` equals `kill_stage`, the simulation
+    /// may kill the master.
     pub(super) async fn stage(self: &Rc<World>, number: usize, stage: Stage) {
         let is_doomed = self.process(number).is_some_and(|it| it.kill_stage.get() == Some(stage));
         // A hand-over may enter some stages several times.
@@ -129,7 +129,7 @@ impl World {
     // Network.
 
     /// Sends a request to a node. The reply may be lost. The request arrives even if the caller no
-    /// longer waits for it.
+    /// longer waits for the reply.
     pub(super) async fn request(
         self: &Rc<World>,
         from: Option<usize>,
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Returns a random master with slots and a node that may receive them: a replica of the
+    /// Returns a random master with slots, and a node that may receive the slots: a replica of the
     /// master, or a new node.
     pub(super) fn choose(&self) -> Option<(usize, usize)> {
         let known = (0..NODES).filter_map(|it| Some(self.process(it)?.cluster.topology()));
@@ -263,7 +263,7 @@ impl World {
     }
 
     /// Repeats the last hand-over command at masters that do not know whether the new master has
-    /// the slots.
+    /// received the slots.
     pub(super) async fn repeat_handover(self: &Rc<World>, newest: &Topology) {
         let (text, version) = (newest.describe(), newest.version.to_string());
         for number in 0..NODES {
@@ -275,8 +275,8 @@ impl World {
     }
 
     /// Acts as a controller: assigns the slots of a dead master to one of its replicas, based on
-    /// the newest topology of the other nodes. It acts only while all of them are reachable, and
-    /// retries until all have the new topology.
+    /// the newest topology of the other nodes. The controller acts only while all other nodes are
+    /// reachable, and retries until all of them have the new topology.
     pub(super) async fn fail_over(self: Rc<World>, number: usize) {
         let topologies: Vec<Topology> = (0..NODES)
             .filter(|&other| other != number)

@@ -8,12 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Known {
     /// Addresses of masters with slots, by id.
     masters: BTreeMap<String, String>,
-    /// Ids of masters that are sources themselves or have a replica as a source.
+    /// Ids of masters that are sources themselves, or that have a replica among the sources.
     named: BTreeSet<String>,
 }
 
 impl Known {
-    /// Asks a source for its cluster nodes. Ignores errors, such as a missing permission.
+    /// Requests the list of cluster nodes from a source. Ignores errors, such as a missing
+    /// permission.
     pub(super) fn note(&mut self, remote: &mut BlockingConnection) {
         let nodes = remote.ask(&[b"CLUSTER", b"NODES"]).ok().and_then(bytes).unwrap_or_default();
         self.read(&String::from_utf8_lossy(&nodes));

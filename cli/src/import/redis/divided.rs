@@ -1,8 +1,10 @@
-//! Rows with counters in several keys. A counter that is missing in a hash is normally 0. In a
-//! *divided* row, another key may hold it, and reading the hash later must not reset it.
+//! Tracks *divided* rows, whose counters are stored in several keys. A counter that is missing in a
+//! hash is normally 0. In a divided row, another key may hold the counter, so reading the hash must
+//! not reset the counter to 0.
 //!
-//! The order of keys in SCAN does not matter. The import sets none of these counters before it
-//! reads the first single-counter key of the row. A divided row takes about 20 bytes.
+//! The result does not depend on the order in which SCAN returns the keys: until the first
+//! single-counter key of a row is read, a counter that the hash sets to 0 has no value that could
+//! be lost. Each divided row uses about 20 bytes of memory.
 
 use super::items::Item;
 use super::layout::Layout;
@@ -13,8 +15,8 @@ use std::collections::{HashMap, HashSet};
 pub(super) struct DividedRows {
     /// Ids by space.
     ids: HashMap<String, HashSet<u64>>,
-    /// Whether any row may be divided. True if an earlier attempt of the import read rows, because
-    /// it did not save which of them are divided.
+    /// Whether every row must be treated as divided. True if an earlier attempt of the import read
+    /// rows, because the state file does not record which rows are divided.
     may_be_any: bool,
 }
 
@@ -34,7 +36,8 @@ impl DividedRows {
         }
     }
 
-    /// Returns the counters of an item, including the zeros of counters that are missing in a hash.
+    /// Returns the counters of an item. A counter that is missing in a hash is 0 unless the row is
+    /// divided.
     pub(super) fn values<'i>(&self, layout: &Layout, item: &'i Item) -> Cow<'i, [(usize, i64)]> {
         match item {
             Item::Row(_, values) => Cow::Borrowed(values),

@@ -1,10 +1,12 @@
-//! Follows changes of a Redis during an import. Keyspace notifications name the changed keys, and
-//! the import reads these keys again. A notification carries no value, so a key with several
-//! pending changes is read once. The value is never older than the notification.
+//! Follows changes in the source Redis during an import. Keyspace notifications name the changed
+//! keys, and the import reads these keys again. A notification carries no value, so a key with
+//! several pending changes is read once. The value that the import reads is never older than the
+//! notification.
 //!
 //! Redis does not store notifications for a disconnected client. If the connection breaks or the
-//! queue overflows, the import scans all keys again. It also rescans after FLUSHALL and FLUSHDB,
-//! which send no keyspace notification but do invalidate client-side caches.
+//! queue overflows, the import scans all keys again. The import also rescans after FLUSHALL and
+//! FLUSHDB. These commands send no keyspace notification, but they do invalidate client-side
+//! caches.
 
 use super::layout::{Layout, fits};
 use super::source::{BlockingConnection, RedisSource, bytes};
@@ -15,12 +17,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum number of pending changed keys. With more keys, a new scan is cheaper.
+/// Maximum number of pending changed keys. Above this number, a new scan is cheaper.
 const MAX_PENDING_KEYS: usize = 1 << 20;
 /// Interval between pings of an idle source.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// Silence of a source after which the import prints a warning. `SILENCE_TIMEOUT`: silence after
-/// which the import gives up the connection.
+/// Time without a message from a source after which the import prints a warning. `SILENCE_TIMEOUT`:
+/// time without a message after which the import closes the connection.
 pub(crate) const SILENCE_WARNING_AGE: Duration = Duration::from_secs(3);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -39,10 +41,11 @@ struct PendingChanges {
     keys: HashMap<Vec<u8>, (Instant, bool)>,
     /// Keys in the order of their first pending change.
     order: VecDeque<Vec<u8>>,
-    /// Reason why notifications have ended.
+    /// Reason why notifications are no longer received.
     broken: Option<String>,
     is_flushed: bool,
-    /// Number of notifications about removed members. A notification does not name the members.
+    /// Number of notifications about removed members. Such a notification does not say which
+    /// members were removed.
     removals: u64,
     last: Instant,
     /// Time of the last message from the source.
@@ -171,8 +174,8 @@ pub(crate) fn listen(
     Ok(changes)
 }
 
-/// Enables client tracking without caching any key. Only FLUSHALL and FLUSHDB then send
-/// invalidations, and they go to this connection.
+/// Enables client tracking, but never caches a key. Redis therefore sends invalidations only for
+/// FLUSHALL and FLUSHDB, to this connection.
 fn track_flushes(remote: &mut BlockingConnection) {
     let mut ask = || {
         let id = match remote.ask(&[b"CLIENT", b"ID"])? {
@@ -186,8 +189,8 @@ fn track_flushes(remote: &mut BlockingConnection) {
     }
 }
 
-/// Checks that the source sends notifications for all relevant changes. If `is_first`, reports when
-/// the import cannot read the setting.
+/// Checks that the source sends notifications for all relevant changes. If `is_first`, prints a
+/// warning when the import cannot read the setting.
 pub(crate) fn check_setting(
     remote: &mut BlockingConnection,
     layouts: &[Layout],
@@ -247,7 +250,7 @@ fn handle_message(message: OwnedFrame, start: &str, layouts: &[Layout], told: &C
         _ => return,
     };
     let Some(key) = channel.strip_prefix(start.as_bytes()) else { return };
-    // Each subscribed pattern that matches a key sends its own message.
+    // Redis sends one message for each subscribed pattern that matches the key.
     let mut fitting = layouts.iter().filter(|layout| fits(&layout.glob, key)).peekable();
     if fitting.peek().is_some() {
         let may_remove = fitting.any(|layout| layout.may_remove(&event));

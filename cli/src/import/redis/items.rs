@@ -5,13 +5,14 @@ pub(crate) enum Item {
     /// Counters by their index in `Layout::fields`.
     Row(u64, Vec<(usize, i64)>),
     /// Counters of a hash; a rejected counter has no value. All other counters of `Layout::fields`
-    /// are 0, unless another key has them.
+    /// are 0, unless another key holds them.
     Hash(u64, Vec<(usize, Option<i64>)>),
     /// The only key of the row was deleted.
     RowKeyDeleted(u64),
-    /// No key has counters of the row.
+    /// No key holds counters of the row.
     Missing(u64),
-    /// All members of the id are to be unset. Its present members follow as further items.
+    /// All members of the id must be unset. The members that are still present follow as further
+    /// items.
     Unset(u64),
     Member(u64, Vec<u8>),
 }
@@ -37,7 +38,7 @@ impl Item {
     }
 }
 
-/// Items of a key. A large key is read in several parts.
+/// Items that were read from a key. A large key is read in several parts.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) key: Vec<u8>,
@@ -45,9 +46,9 @@ pub(crate) struct Read {
     pub(crate) items: Vec<Item>,
     /// First reason why a part of the key was rejected.
     pub(crate) bad: Option<String>,
-    /// Whether the key was deleted and its former items are unknown.
+    /// Whether the key was deleted, so that its former items are unknown.
     pub(crate) is_lost: bool,
-    /// Names of fields that are not counters of the space.
+    /// Names of hash fields that are not counters of the space.
     pub(crate) foreign: Vec<Vec<u8>>,
 }
 
@@ -56,7 +57,7 @@ impl Read {
         Read { key, layout, items, bad: None, is_lost: false, foreign: Vec::new() }
     }
 
-    /// Rejects a part of the key, and stores the first reason.
+    /// Records that a part of the key is rejected. Only the first reason is stored.
     pub(crate) fn reject(&mut self, why: String) {
         self.bad.get_or_insert(why);
     }

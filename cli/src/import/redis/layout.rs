@@ -1,4 +1,4 @@
-//! Layouts: how a Redis stores counters and flags, with one layout per kind of key.
+//! A layout describes how the source Redis stores counters or flags in one kind of key.
 //!
 //! ```text
 //! hash    key=post:{id} space=post                      one hash per row, fields are counters
@@ -23,25 +23,26 @@ use counter::Field;
 use dataset::key_patterns::{KeyMatch, Kind, Pattern};
 use node::runtime::glob;
 
-/// Type of a key, and its meaning.
+/// Type of a key, and what the key stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Container {
     /// A hash with the counters of a row.
     Hash,
-    /// A string with one counter, or with several packed ones.
+    /// A string with one counter, or with several packed counters.
     String,
     Set,
     /// A bitmap of members that are small numbers.
     Bits,
-    /// A hash with one counter for this many ids; 0 means that its fields are the ids.
+    /// A hash with one counter for each of this many ids; 0 if the field names are the ids
+    /// themselves.
     Buckets(u64),
     /// A set whose cardinality is a counter.
     Card,
-    /// A bitmap whose number of one bits is a counter.
+    /// A bitmap whose number of set bits is a counter.
     Ones,
 }
 
-/// Encoding of the counters in one value.
+/// Encoding of several counters in one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
     Decimal,
@@ -57,17 +58,18 @@ pub(crate) struct Layout {
     pub(crate) container: Container,
     /// Pattern of the keys, or `None` if there is only one key.
     pattern: Option<Pattern>,
-    /// Key with `{id}` and `{field}`.
+    /// Template of the key, with `{id}` and `{field}`.
     key: String,
     pub(crate) glob: String,
     pub(crate) space: String,
-    /// Counters: name at the source and name in the space.
+    /// Counters: name in the source and name in the space.
     pub(crate) fields: Vec<(String, String)>,
-    /// Whether the option names no fields. If so, `fields` contains all counters of the space, and
+    /// Whether the layout lists no fields. If so, `fields` contains all counters of the space, and
     /// any other name is an error.
     pub(crate) all_fields: bool,
     pub(crate) packing: Packing,
-    /// Values of `{shard}`. A counter is the sum over all shards, and a set is their union.
+    /// Values of `{shard}`. A counter is the sum over all shards, and a set is the union of all
+    /// shards.
     pub(super) shards: Vec<String>,
     /// Pattern of a bucket's fields, unless they are plain numbers.
     pub(super) entry: Option<(Pattern, String)>,
@@ -75,7 +77,8 @@ pub(crate) struct Layout {
     pub(super) declared: Vec<Field>,
     /// Whether [`Layout::fields`] contains all counters of the space.
     pub(crate) has_all: bool,
-    /// Counters that other layouts name. The other layouts take precedence for them.
+    /// Counters that other layouts list explicitly. The other layouts take precedence for these
+    /// counters.
     pub(super) others: Vec<DelegatedCounter>,
     /// For keys with one counter: pattern of the hash that may hold other counters of the row.
     pub(super) row: Option<Pattern>,
@@ -86,11 +89,11 @@ pub(super) struct DelegatedCounter {
     /// Index in [`Layout::fields`].
     pub(super) at: usize,
     is_cell: bool,
-    /// Text of the other layout. `None` if each of its keys is compared with the hash.
+    /// Text of the other layout. `None` if each key of the other layout is compared with the hash.
     pub(super) text: Option<String>,
 }
 
-/// Maximum number of shards of a counter. A change of one shard reads all of them.
+/// Maximum number of shards of a counter. When one shard changes, the import reads all shards.
 const MAX_SHARDS: usize = 256;
 
 /// Ids whose counters in a changed key may have been removed.
@@ -183,7 +186,8 @@ impl Layout {
         }
         let pattern = match container {
             Container::Buckets(0) if !key.contains('{') => None,
-            // For an id with leading zeros, the keys of the other shards are unknown.
+            // If an id has leading zeros, the keys of the other shards cannot be derived from the
+            // id.
             _ => Some(pattern_of(key)?.padded(shards.is_empty())),
         };
         let layout = Layout {
@@ -265,13 +269,14 @@ impl Layout {
         matches!(self.container, Container::Set | Container::Bits)
     }
 
-    /// Configures a pattern of the space itself. It accepts leading zeros only if the space does.
+    /// Configures a key pattern of the space itself. The pattern accepts ids with leading zeros
+    /// only if the space accepts them.
     fn of_space(mut self, padded_ids: bool) -> Layout {
         self.pattern = self.pattern.map(|pattern| pattern.padded(padded_ids));
         self
     }
 
-    /// Returns the reason why a key that matches the pattern has no valid id, if so.
+    /// Returns the reason if a key matches the pattern but has no valid id.
     pub(crate) fn refusal(&self, key: &[u8]) -> Option<String> {
         let space = &self.space;
         match self.pattern.as_ref()?.read(key) {
@@ -296,7 +301,7 @@ impl Layout {
         Ok(())
     }
 
-    /// If this layout names no counters, records the counters that other layouts name. Those
+    /// If this layout lists no counters, records the counters that other layouts list. Those
     /// layouts take precedence for these counters.
     pub(crate) fn note_others(&mut self, others: &[Layout]) {
         let is_row = |other: &&Layout| {
@@ -326,8 +331,8 @@ impl Layout {
         self.space == space && !self.is_flags() && self.fields.iter().any(|(_, to)| to == field)
     }
 
-    /// Returns a counter that both layouts hold, unless one of them leaves it to the other. A hash
-    /// and single-counter keys may share a row.
+    /// Returns a counter that both layouts store, or `None` if one layout takes precedence over the
+    /// other. A hash and single-counter keys may share a row.
     pub(crate) fn conflict(&self, other: &Layout) -> Option<&str> {
         if self.all_fields != other.all_fields
             || self.all_fields && self.names_field() != other.names_field()
@@ -365,7 +370,7 @@ impl Layout {
         self.shards.iter().position(|shard| shard.as_bytes() == name)
     }
 
-    /// Returns the keys of an id, one per shard. `None` if the keys do not follow from the id.
+    /// Returns the keys of an id, one per shard. `None` if the keys cannot be derived from the id.
     pub(crate) fn keys(&self, id: u64, field: &[u8]) -> Option<Vec<Vec<u8>>> {
         match self.shards.is_empty() {
             true => Some(vec![self.key(id, field)?]),
@@ -373,7 +378,7 @@ impl Layout {
         }
     }
 
-    /// Returns whether the keys of all shards form one row.
+    /// Returns whether the keys of all shards are combined into one row.
     pub(crate) fn is_sum(&self) -> bool {
         !self.is_flags() && !self.shards.is_empty()
     }
@@ -410,8 +415,8 @@ impl Layout {
         name
     }
 
-    /// Returns the key with this counter or shard of the id. `None` if the key does not follow from
-    /// the id.
+    /// Returns the key with this counter or shard of the id. `None` if the key cannot be derived
+    /// from the id.
     pub(crate) fn key(&self, id: u64, field: &[u8]) -> Option<Vec<u8>> {
         let Some(pattern) = &self.pattern else { return Some(self.key.clone().into_bytes()) };
         let number = match self.container {
@@ -469,10 +474,10 @@ fn shards_of(value: &str) -> Result<Vec<String>, String> {
     is_right.then_some(shards.clone()).ok_or_else(wrong)
 }
 
-/// Parses a pattern of keys or of bucket fields. Accepts leading zeros; [`Layout::of_space`]
-/// overrides this for patterns of a space.
+/// Parses a pattern of keys or of bucket fields. The pattern accepts leading zeros;
+/// [`Layout::of_space`] overrides this for patterns of a space.
 fn pattern_of(text: &str) -> Result<Pattern, String> {
-    // A shard's name is at the position of a counter's name.
+    // Parse `{shard}` like `{field}`: each stands for a name within the key.
     let plain = text.replacen("{shard}", "{field}", 1);
     let kind = if plain.contains("{field}") { Kind::Cell } else { Kind::Row };
     let pattern = Pattern::parse(kind, &plain).map_err(|error| {
@@ -510,8 +515,8 @@ fn glob_of(key: &str) -> String {
     ["{id}", "{field}", "{shard}"].iter().fold(escaped, |glob, name| glob.replace(name, "*"))
 }
 
-/// Returns the layouts of a space's own key patterns. `first` is the first counter of the space,
-/// which a cell key without `{field}` holds.
+/// Returns the layouts of a space's own key patterns. `first` is the first counter of the space.
+/// Single-counter keys without `{field}` store this counter.
 pub(crate) fn of_patterns(
     kind: Kind,
     space: &str,
@@ -556,7 +561,7 @@ pub(crate) fn shown(key: &[u8]) -> String {
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        // Unicode marks that change the text direction.
+        // Unicode characters that change the text direction.
         let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
         if c.is_control() || turns.iter().any(|some| some.contains(&c)) {
             out.extend(c.escape_default());
@@ -573,7 +578,8 @@ mod tests {
     use crate::import::redis::items::{Item, Read};
     use redis_protocol::resp2::types::OwnedFrame;
 
-    /// Returns the items of the replies, the reject reason, and the number of foreign fields.
+    /// Returns the items of the replies, the reason for a rejection, and the number of unknown
+    /// fields.
     fn read(of: &Layout, id: u64, field: &str, parts: &[OwnedFrame]) -> (Vec<Item>, String, usize) {
         let mut read = Read::of(Vec::new(), 0, Vec::new());
         of.read_row(id, field.as_bytes(), parts, &mut read);
@@ -634,7 +640,8 @@ mod tests {
         assert_eq!(keys("p:{id} p:{{id}}", true), [&b"p:7"[..], b"p:{7}"]);
     }
 
-    /// A hash that lacks a counter, or a deleted hash, must not reset the counter in another key.
+    /// A hash that lacks a counter, or a deleted hash, must not reset a counter that another key
+    /// stores.
     #[test]
     fn a_hash_leaves_what_other_keys_have() {
         let mut hash = layout("hash key=post:{id} space=post");
@@ -654,7 +661,8 @@ mod tests {
             (items, why),
             (vec![], "the hash post:3 also has a value for this counter".to_owned())
         );
-        // Keys of other layouts are not compared. Their counters are rejected in the hash.
+        // Keys of other layouts are not compared with the hash, so their counters are rejected in
+        // the hash.
         let mut hash = plain;
         hash.note_others(&[layout("buckets key=likes space=post fields=like")]);
         let (items, why, _) = read(&hash, 3, "", &[pairs(&[("like", "1"), ("read", "2")])]);

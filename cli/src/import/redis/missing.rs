@@ -1,9 +1,9 @@
-//! Finds rows of the server that no source has. If a key was deleted while no import was running,
-//! neither a scan nor a notification shows it. The import therefore lists the rows of the server,
-//! and asks each source for their keys.
+//! Finds rows of the server that no longer exist in any source. If a key was deleted while no
+//! import was running, neither a scan nor a notification reports the deletion. The import therefore
+//! lists the rows of the server, and asks each source whether the keys of these rows exist.
 //!
-//! A filter cannot list its members. A missing set is therefore found only if the row of its id is
-//! missing as well.
+//! A Bloom filter cannot list its members. The import therefore detects a missing set only if the
+//! row of the same id is missing as well.
 
 use super::items::{Item, Read};
 use super::layout::{Container, Layout};
@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
-/// Ids whose keys do not follow from the id, by layout: keys with leading zeros, and ids in buckets
-/// that hold any id. The scan collects them.
+/// Ids whose keys cannot be derived from the id, by layout: ids with leading zeros in the key, and
+/// ids in buckets that may hold any id. The scan collects these ids.
 #[derive(Default)]
 pub(crate) struct AmbiguousIds(HashMap<usize, HashSet<u64>>);
 
@@ -42,7 +42,7 @@ impl AmbiguousIds {
     }
 }
 
-/// Missing part of a row: nonzero counters that no source has, or the whole row.
+/// The part of a row that no source has: some nonzero counters, or the whole row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     pub(crate) id: u64,
@@ -69,12 +69,12 @@ struct Probe {
     positions: Vec<usize>,
 }
 
-/// Reply of the sources about a key.
+/// Whether a key exists, according to the replies of the sources.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum KeyPresence {
     Present,
     Absent,
-    /// The key belongs to another node of the cluster, so the reply does not count.
+    /// The key belongs to another node of the cluster, so the reply is ignored.
     OnOtherNode,
 }
 
@@ -139,9 +139,9 @@ impl Finder {
         Ok(found.filter(|missing| missing.is_whole || !missing.counters.is_empty()).collect())
     }
 
-    /// Returns the counters that no key has, for each row in the order of the space, and the rows
-    /// without any key. Queries single-counter keys only if the other keys of the row are
-    /// incomplete.
+    /// For each row, returns which counters are in no key (in the order of the space), and whether
+    /// the row has no key at all. Queries single-counter keys only if the other keys of the row
+    /// lack counters.
     fn absent_counters(
         &mut self,
         space: &str,
@@ -229,8 +229,9 @@ impl Finder {
         Ok(reads)
     }
 
-    /// Sends the probes to all sources. Returns a reply for each position of each probe. A key is
-    /// missing if at least one source replies that it does not exist, and none has it.
+    /// Sends the probes to all sources. Returns the presence of the key for each position of each
+    /// probe. A key is missing if at least one source replies that the key does not exist, and no
+    /// source has the key.
     fn probe_sources(
         &mut self,
         probes: &[Probe],
@@ -291,8 +292,8 @@ fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
     }
 }
 
-/// Interprets a reply for `count` counters. An unexpected reply, such as one about a key of another
-/// type, counts as present, so that nothing is deleted.
+/// Interprets a reply for `count` counters. Treats an unexpected reply, such as an error about the
+/// type of a key, as present, so that nothing is deleted.
 fn parse_presence(reply: OwnedFrame, count: usize) -> Vec<KeyPresence> {
     let is_not = |is: bool| if is { KeyPresence::Absent } else { KeyPresence::Present };
     match reply {

@@ -2,10 +2,11 @@
 //!
 //! One thread per source scans its keys and reads changed keys. The main thread converts their
 //! values to commands for several pipelined connections ([`super::pipe`]). Values are set, never
-//! incremented, so every step can be repeated. After a failure of either side, the import resumes
-//! at the position in its state file, or starts over.
+//! incremented, so every step is idempotent. After a failure of either side, the import resumes at
+//! the position in its state file, or starts over.
 //!
-//! Long: the phases of one import share its counts and its connections.
+//! Long: the phases of an import are in one file because they share the import's counts and
+//! connections.
 
 mod cluster;
 mod divided;
@@ -60,7 +61,7 @@ const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time without progress after which an import that is stopping exits immediately.
 const STUCK: Duration = Duration::from_secs(5);
-/// Divisor: a source with less than a tenth of its former keys has lost its data.
+/// A source with fewer keys than its former number divided by this factor has lost its data.
 const LOSS_FACTOR: u64 = 10;
 
 #[derive(Default)]
@@ -77,9 +78,10 @@ struct CopySummary {
 #[derive(Default)]
 struct SourceProgress {
     place: ScanPosition,
-    /// Scan positions that were sent, each with the number of the last key before it.
+    /// Scan positions whose keys were sent to the server, each with the number of the last key
+    /// before the position.
     sent: VecDeque<(u64, ScanPosition)>,
-    /// Acknowledged scan positions with the time of the acknowledgement.
+    /// Acknowledged scan positions, each with the time of the acknowledgement.
     settling: VecDeque<(Instant, ScanPosition)>,
     /// Batches of changed keys, each with the number of its last key and the time of its first
     /// change.
@@ -93,17 +95,19 @@ struct RedisImport<'a> {
     sources: Vec<RedisSource>,
     layouts: Arc<Vec<Layout>>,
     name: Vec<String>,
-    /// Lineage of the server's data set, as in the state file.
+    /// Lineage of the server's data set, as recorded in the state file.
     target: String,
     file: StateFile,
     stop: Arc<AtomicBool>,
-    /// Number of received reader messages. If it does not change, the import makes no progress.
+    /// Number of messages received from the readers. If the number does not change, the import
+    /// makes no progress.
     moves: Arc<AtomicU64>,
     /// Maximum number of keys seen in each source.
     had: Vec<u64>,
     /// With `--follow --delete-missing`: ids of the copied sets, by layout.
     sets: HashMap<usize, HashSet<u64>>,
-    /// Whether a source has been flushed. The next attempt then first unsets the members of `sets`.
+    /// Whether a source has been flushed. If so, the next attempt first unsets the members of
+    /// `sets`.
     is_flushed: bool,
     summary: CopySummary,
     /// Whether any key was acknowledged since the last failure.
@@ -115,7 +119,8 @@ struct RedisImport<'a> {
     report: Option<Arc<File>>,
 }
 
-/// Runs the import. Also fails if a key was not copied, or if the comparison found a difference.
+/// Runs the import. Returns an error also if a key was not copied, or if the comparison found a
+/// difference.
 pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     let started = Instant::now();
     let cacert = args.from_cacert.as_deref();
@@ -175,13 +180,14 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     }
 }
 
-/// Warns about data that a source cannot provide, and refuses an incomplete cluster. A cluster node
-/// has only the keys of its own slots. A Tidemark server cannot list its sets.
+/// Warns about data that a source cannot provide, and fails if masters of the source cluster are
+/// missing. A cluster node has only the keys of its own slots. A Tidemark server cannot list the
+/// members of its sets.
 fn check_source(import: &RedisImport<'_>) -> Result<(), String> {
     let mut known = cluster::Known::default();
     for source in &import.sources {
         source.resolve()?;
-        // An unreachable source is retried later by its reader.
+        // If a source is unreachable, its reader retries later.
         let Ok(mut remote) = source.open() else { continue };
         let info = remote.ask(&[b"INFO"]).ok().and_then(bytes).unwrap_or_default();
         let info = String::from_utf8_lossy(&info).into_owned();
@@ -261,8 +267,8 @@ fn layouts(
     Ok(layouts)
 }
 
-/// Refuses two layouts with the same counter, because the key that is read last would overwrite the
-/// other.
+/// Refuses two layouts that store the same counter, because the value that is read last would
+/// overwrite the other.
 fn check_conflicts(layouts: &[Layout]) -> Result<(), String> {
     for (at, one) in layouts.iter().enumerate() {
         let conflict = |other: &Layout| Some((other.text.clone(), one.conflict(other)?.to_owned()));
@@ -338,7 +344,8 @@ fn stop_on_signals(import: &RedisImport<'_>) -> Result<(), String> {
 }
 
 impl RedisImport<'_> {
-    /// Runs attempts until one succeeds, or until none has made progress for `--retry` seconds.
+    /// Repeats the copy until an attempt succeeds, or until no attempt has made progress for
+    /// `--retry` seconds.
     fn copy(&mut self) -> Result<(), String> {
         let mut failing: Option<Instant> = None;
         loop {
@@ -383,7 +390,7 @@ impl RedisImport<'_> {
         let (tell, told) = sync_channel(MESSAGES);
         self.start_readers(&progress, &changes, &tell)?;
         drop(tell);
-        // An attempt that resumes does not read the keys of the earlier scan again.
+        // An attempt that resumes an earlier scan does not read that scan's keys again.
         let may_be_any = progress.iter().any(|of| of.place.cursor != 0 || of.place.done);
         self.is_resumed |= may_be_any;
         let divided = DividedRows::new(may_be_any);
@@ -396,7 +403,7 @@ impl RedisImport<'_> {
         let received = self.receive(&told, &mut progress, &mut writer, &changes);
         self.summary.removals += writer.lost;
         self.is_flushed |= changes.iter().any(|changes| changes.is_flushed());
-        // The server executes commands that were sent, even if the attempt has failed.
+        // The server executes the commands that were already sent, even if the attempt has failed.
         let (bad, unknown) = match received {
             Ok(()) => writer.finish(),
             Err(failure) => (writer.abandon(), Err(failure)),
@@ -417,8 +424,8 @@ impl RedisImport<'_> {
         Ok(())
     }
 
-    /// Fails if the server's data set is not the same as before a failure, because it would lack
-    /// the copied data.
+    /// Fails if the server's data set has been replaced since a failure, because the new data set
+    /// lacks the copied data.
     fn check_target(&self) -> Result<(), Failure> {
         let connect = &self.args.connect;
         let of = |error: io::Error| {
@@ -462,7 +469,7 @@ impl RedisImport<'_> {
     }
 
     /// Fails if a source seems to have lost its keys, for example because it restarted without its
-    /// file. In that case the import deletes nothing, unless `--allow-loss` is given.
+    /// dump file. In that case the import deletes nothing, unless `--allow-loss` is given.
     fn check_loss(&mut self, source: usize, keys: u64) -> Result<(), Failure> {
         let had = self.had[source];
         self.had[source] = had.max(keys);
@@ -555,7 +562,7 @@ impl RedisImport<'_> {
         loop {
             match told.recv_timeout(PROGRESS_POLL_INTERVAL) {
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
-                // The queue is idle, so do not wait for full chunks.
+                // The queue is empty, so send chunks that are not full.
                 Err(RecvTimeoutError::Timeout) => writer.pipe.flush(),
                 Ok((source, told)) => {
                     self.moves.fetch_add(1, Relaxed);
@@ -652,7 +659,8 @@ impl RedisImport<'_> {
         if self.args.follow {
             let lag = since.map_or(0, |since: Instant| since.elapsed().as_millis());
             let mut text = format!("{behind} changed keys to read, lag {lag} ms");
-            // If the source is silent, an empty queue does not show that the import is up to date.
+            // If no message has arrived from the source for some time, an empty queue does not
+            // prove that the import is up to date.
             if silent >= follow::SILENCE_WARNING_AGE {
                 text = format!("no reply from the source for {} s; {text}", silent.as_secs());
             }
@@ -713,11 +721,13 @@ impl RedisImport<'_> {
         let _ = writeln!(io::stdout(), "{text}; {} bad keys", HumanCount(bad));
     }
 
-    /// Fails if the import copied nothing, because the patterns or the address must be wrong.
+    /// Fails if the import copied nothing, because the key patterns or the address are probably
+    /// wrong.
     fn check_that_something_was_set(&self) -> Result<(), String> {
         let CopySummary { ref seen, rows, flags, deleted, bad, .. } = self.summary;
         let keys = seen.keys;
-        // A resumed import, or one that waits for the first key, may have nothing to copy.
+        // A resumed import, or an import that follows a source without keys, may have nothing to
+        // copy.
         let is_begun = self.is_resumed || (self.args.follow && keys == 0);
         if rows + flags + deleted + bad > 0 || is_begun {
             return Ok(());
@@ -783,6 +793,6 @@ fn progress_bar(from: &[String]) -> ProgressBar {
     let template = "{wide_bar} {percent:>3} %  {human_pos} keys, {rate}, {eta} left  {msg}";
     let style = ProgressStyle::with_template(template);
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("rate", rate);
-    // The readers will report the number of keys.
+    // This length is a placeholder until the readers report the number of keys.
     ProgressBar::new(from.len() as u64).with_style(style)
 }

@@ -66,8 +66,8 @@ impl Format {
         self.0.iter().filter(|piece| matches!(piece, Piece::Integer { .. })).count()
     }
 
-    /// Unpacks the integers of a value. An integer that does not fit a counter is an error of that
-    /// counter only.
+    /// Unpacks the integers of a value. If an integer does not fit a counter, only that counter is
+    /// rejected.
     pub(crate) fn unpack(&self, value: &[u8]) -> Result<Vec<Checked>, String> {
         let (mut at, mut found) = (0usize, Vec::new());
         for piece in &self.0 {

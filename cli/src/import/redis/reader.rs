@@ -1,4 +1,4 @@
-//! Reads the keys of the layouts from a Redis: by SCAN, or by name.
+//! Reads the keys that the layouts describe from the source Redis, by SCAN or by name.
 
 use super::follow::{ChangedKey, check_setting};
 use super::items::{Item, Read};
@@ -12,11 +12,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Number of keys per SCAN, and of fields or members per request.
+/// Number of keys per SCAN, and number of fields or members per request.
 const COUNT: &[u8] = b"1000";
 const BITS_BYTES: usize = 64 << 10;
 
-/// Number of scanned keys, and names of keys and fields that are not copied.
+/// Statistics of a scan: number of keys, and names of the keys and fields that are not copied.
 #[derive(Default)]
 pub(crate) struct ScanStats {
     pub(crate) keys: u64,
@@ -44,7 +44,7 @@ struct Job {
     id: u64,
     /// Counter or shard in the key's name.
     field: Vec<u8>,
-    /// Whether to unset the present members before they are set again.
+    /// Whether to unset all members of the id before the current members are set.
     unset_first: bool,
     /// Whether the key is read only because another key of the same id has changed. Such a key may
     /// not exist.
@@ -62,7 +62,8 @@ impl RateLimiter {
         RateLimiter { per_s, since: Instant::now(), taken: 0.0 }
     }
 
-    /// Waits until `keys` more keys may be read. Unused capacity expires after one second.
+    /// Waits until the rate limit allows reading `keys` more keys. Unused capacity expires after
+    /// one second.
     pub(crate) fn take(&mut self, keys: usize) {
         let elapsed = self.since.elapsed().as_secs_f64();
         self.taken = self.taken.max((elapsed - 1.0) * self.per_s) + keys as f64;
@@ -79,8 +80,8 @@ pub(crate) struct KeyReader {
     others: Vec<OtherSource>,
     layouts: Arc<Vec<Layout>>,
     rate: Option<RateLimiter>,
-    /// With --renew-sets: sets that were read, by layout and id. The first read of a set, by the
-    /// scan or after a change, unsets all of its members.
+    /// With --renew-sets: sets that were read, by layout and id. When a set is read for the first
+    /// time, by the scan or after a change, all of its members are unset.
     renewed: Option<HashSet<(usize, u64)>>,
     has_expiries: bool,
 }
@@ -108,7 +109,7 @@ impl KeyReader {
             OwnedFrame::Integer(keys) => keys.unsigned_abs(),
             _ => 0,
         };
-        // Without permission for INFO, each start scans from the beginning.
+        // Without permission for INFO, every start of the import scans from the beginning.
         let info = self.remote.ask(&[b"INFO", b"server"]).ok().and_then(bytes).unwrap_or_default();
         self.has_expiries = self.look_for_expiries();
         let info = String::from_utf8_lossy(&info).into_owned();
@@ -257,8 +258,8 @@ impl KeyReader {
         Ok(())
     }
 
-    /// Reads a set that this node does not have, from the cluster node that has it. `refusal` is
-    /// the reply of this node to the same request.
+    /// Reads a set that belongs to another cluster node from that node. `refusal` is the reply of
+    /// this node to the same request.
     fn read_after_redirect(
         &mut self,
         job: &Job,
@@ -286,7 +287,7 @@ impl KeyReader {
                 None => {}
             }
         }
-        // If no source has the set, the refusal becomes the reject reason.
+        // If no source has the set, the key is rejected with `refusal` as the reason.
         job.take(layout, 0, refusal, false, give);
         Ok(())
     }
@@ -308,8 +309,8 @@ fn unexpected_reply() -> io::Error {
 }
 
 impl Job {
-    /// Returns the other keys with members of an id. Unsetting all members of the id requires
-    /// setting the members of these keys again.
+    /// Returns the other keys that hold members of an id. When all members of the id are unset, the
+    /// members of these keys must be set again.
     fn beside<'l>(
         layouts: &'l [Layout],
         space: &'l str,
@@ -385,8 +386,8 @@ impl Job {
         tell_gone: bool,
         give: &mut dyn FnMut(Read),
     ) -> Option<u64> {
-        // A scan finds every shard, but the row must be read only once, namely at its first
-        // existing shard.
+        // A scan finds every shard, but the row must be read only once: when the scan finds its
+        // first existing shard.
         let own = layout.shard(&self.field).unwrap_or(0);
         if !tell_gone && layout.is_sum() && parts[..own].iter().any(is_present) {
             return None;

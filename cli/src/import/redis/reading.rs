@@ -1,4 +1,4 @@
-//! Thread that reads one source: first all keys, then changed keys.
+//! The thread that reads one source: first all keys, then changed keys.
 
 use super::follow::{ChangeQueue, ChangedKey};
 use super::items::Read;
@@ -38,7 +38,7 @@ pub(super) enum ReaderMessage {
     Ended(io::Result<bool>),
 }
 
-/// State that all readers share to delete rows that are missing at the sources.
+/// State shared by all readers, used to delete rows that are missing in the sources.
 pub(super) struct MissingRowDeletes {
     pub(super) connect: ConnectArgs,
     pub(super) sources: Vec<RedisSource>,
@@ -47,7 +47,8 @@ pub(super) struct MissingRowDeletes {
     pub(super) scanning: AtomicUsize,
 }
 
-/// Ids whose rows a changed key may have removed, and the number of batches sent at that time.
+/// Ids whose rows may have been removed by the change of a key, and the number of batches sent at
+/// that time.
 struct Suspects {
     told: u64,
     space: String,
@@ -77,7 +78,7 @@ struct ReceiverGone;
 struct ReaderThread {
     reading: ReaderParams,
     reader: KeyReader,
-    /// Connections to look for missing rows, opened on first use.
+    /// Connections for finding missing rows, opened on first use.
     finder: Option<Finder>,
     suspects: VecDeque<Suspects>,
     /// Number of batches of changed keys sent so far.
@@ -158,7 +159,7 @@ impl ReaderThread {
                 continue;
             }
             let is_idle = self.reading.until_idle.is_some_and(|most| changes.idle() >= most);
-            // If another source was stopped during its scan, discard the suspects.
+            // If the reader of another source was stopped during its scan, discard the suspects.
             let is_scanning = |deletes: &Arc<MissingRowDeletes>| deletes.scanning.load(Relaxed) > 0;
             let is_done =
                 self.suspects.is_empty() || self.reading.deletes.as_ref().is_some_and(is_scanning);
@@ -236,7 +237,7 @@ impl ReaderThread {
         let (true, Some(deletes)) = (is_ripe, self.reading.deletes.clone()) else {
             return Ok(Ok(false));
         };
-        // The ids whose keys do not follow from the id are known only after all scans.
+        // Ids whose keys cannot be derived from the id are known only after all scans have ended.
         if deletes.scanning.load(Relaxed) > 0 {
             return Ok(Ok(false));
         }
@@ -273,7 +274,7 @@ impl ReaderThread {
         self.finder.as_mut().ok_or_else(|| io::Error::other("no finder"))
     }
 
-    /// Reports all rows that are missing at the sources. Returns false if the reader was stopped.
+    /// Reports all rows that are missing in the sources. Returns false if the reader was stopped.
     fn delete_missing(
         &mut self,
         deletes: &MissingRowDeletes,

@@ -7,9 +7,9 @@ use indicatif::HumanCount;
 use std::collections::HashMap;
 use std::fmt;
 
-/// Maximum number of shapes. Names with further shapes only count in the total.
+/// Maximum number of shapes. Names with further shapes are only included in the total.
 const MAX_SHAPES: usize = 1000;
-/// Length in bytes above which a part of a name counts as random.
+/// Length in bytes above which a part of a name is considered random.
 const MAX_PART_BYTES: usize = 24;
 
 #[derive(Debug, Default)]

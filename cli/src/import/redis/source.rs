@@ -1,4 +1,4 @@
-//! A Redis as a source or target: its URL and its connections.
+//! A Redis server as the source or target of a copy: its URL and its connections.
 
 use node::client::connect::{ConnectArgs, Link, is_permission_error, put_command, refused, timely};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -29,8 +29,8 @@ impl Side {
         }
     }
 
-    /// Environment variable with the password. Other users of the machine can see a password in a
-    /// URL.
+    /// Returns the name of the environment variable for the password. Other users of the machine
+    /// can see a password that is part of a URL argument.
     fn variable(self) -> &'static str {
         match self {
             Side::From => "TIDEMARK_SOURCE_PASSWORD",
@@ -150,7 +150,7 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-/// Connection with blocking calls.
+/// A connection with blocking calls.
 pub(crate) struct BlockingConnection {
     runtime: Runtime,
     link: Link,
@@ -200,7 +200,7 @@ impl BlockingConnection {
     pub(crate) fn message(&mut self, patience: Duration) -> io::Result<Option<OwnedFrame>> {
         let link = &mut self.link;
         let next = async { tokio::time::timeout(patience, link.next()).await };
-        // A timeout loses no partial message, because the link keeps it.
+        // A timeout does not lose a partial message, because the link buffers the received part.
         self.runtime.block_on(next).ok().transpose()
     }
 

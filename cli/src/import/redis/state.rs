@@ -26,7 +26,8 @@ pub(crate) struct ScanPosition {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImportState {
-    /// Identity of the import: sources, layouts and target. Each import needs its own state file.
+    /// Identity of the import: sources, layouts and target. Two different imports need different
+    /// state files.
     pub(crate) import: Vec<String>,
     /// Lineage of the server's data set; empty if unknown.
     #[serde(default)]

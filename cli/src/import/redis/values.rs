@@ -1,4 +1,4 @@
-//! Converts the values of keys to rows and flags, by the [`Layout`] of the keys.
+//! Converts the values of keys to rows and flags, according to the [`Layout`] of the keys.
 
 use super::items::{Item, Read};
 use super::layout::{Container, Layout, Packing, decimal, in_field, shown};
@@ -6,7 +6,7 @@ use super::packed::{self, Checked};
 use dataset::key_patterns::KeyMatch;
 use redis_protocol::resp2::types::OwnedFrame;
 
-/// State of reading a row. Values of several shards are summed.
+/// A row that is being read. Values of several shards are summed.
 struct Row<'r> {
     layout: &'r Layout,
     /// Values by index in [`Layout::fields`]; `None` if a part of the value was rejected.
@@ -72,8 +72,8 @@ impl Layout {
         }
     }
 
-    /// Returns the values of a hash. Adds 0 for counters that it lacks and that no other key may
-    /// hold.
+    /// Returns the values of a hash. Adds 0 for each counter that is missing in the hash and cannot
+    /// be in another key.
     pub(crate) fn with_zeros_for_lacking(
         &self,
         values: &[(usize, Option<i64>)],
@@ -197,7 +197,7 @@ impl Layout {
         }
     }
 
-    /// Parses a field of a bucket. Returns its id and the counter that it names.
+    /// Parses a field of a bucket. Returns the id and the counter that the field stands for.
     fn id_in_bucket<'f>(&self, bucket: u64, field: &'f [u8]) -> Result<(u64, &'f [u8]), String> {
         let per = match self.container {
             Container::Buckets(per) => per,
@@ -255,7 +255,7 @@ impl Layout {
     pub(crate) fn may_remove(&self, event: &[u8]) -> bool {
         match self.container {
             Container::Set => event != b"sadd",
-            // The event does not say whether a bit was set or cleared.
+            // The event does not indicate whether a bit was set or cleared.
             Container::Bits => true,
             Container::Hash | Container::Buckets(_) => !matches!(event, b"hset" | b"hincrby"),
             // The counters become 0, and the row may have no other key.

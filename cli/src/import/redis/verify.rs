@@ -1,7 +1,7 @@
 //! Reads all keys of the sources again and compares them with the server.
 //!
-//! A key counts as different only if several more readings confirm it, because concurrent writes
-//! reach the two sides at different times.
+//! A key counts as different only if several further comparisons confirm the difference, because
+//! concurrent writes reach the two servers at different times.
 
 use super::divided::DividedRows;
 use super::follow::ChangedKey;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const ITEMS_PER_BATCH: usize = 1000;
-/// Maximum number of keys that are read again.
+/// Maximum number of differing keys that are compared again.
 const MAX_RECHECKED_KEYS: usize = 100_000;
 /// Number of comparisons of a key before it counts as different. `ROUND_INTERVAL`: pause between
 /// two comparisons.
@@ -141,7 +141,7 @@ impl Verify<'_> {
                 }
             }
             for (key, what) in self.compare(some, true)? {
-                // With more suspects than this, concurrent writes are not the cause.
+                // If there are more suspects than this, concurrent writes are not the cause.
                 if suspects.len() < MAX_RECHECKED_KEYS {
                     suspects.insert(key);
                 } else {
@@ -179,7 +179,7 @@ impl Verify<'_> {
         Ok(differences.iter().map(|(key, what)| format!("{}: {what}", shown(key))).collect())
     }
 
-    /// Describes each row that the server has and no source has.
+    /// Describes each row that exists in the server but in no source.
     fn find_extra_rows(
         &mut self,
         ours: AllRows,
@@ -289,7 +289,7 @@ impl Verify<'_> {
                 self.report.rows += u64::from(count);
                 let here: Vec<i64> = match reply {
                     OwnedFrame::Array(list) => list.into_iter().map(number).collect(),
-                    // A missing row equals a row with only zeros.
+                    // A missing row is equivalent to a row with only zeros.
                     _ => Vec::new(),
                 };
                 let order = self.order.get(&layout.space).map(Vec::as_slice).unwrap_or_default();

@@ -13,15 +13,15 @@ use std::io::{self, Write as _};
 use std::sync::Arc;
 
 pub(super) enum Failure {
-    /// Failure that a retry may resolve.
+    /// A failure that a retry may resolve.
     Broken(String),
-    /// Failure that a retry cannot resolve.
+    /// A failure that a retry cannot resolve.
     Permanent(String),
 }
 
 impl Failure {
     /// Classifies an error of a connection. Missing permissions, a missing database or setting, and
-    /// an invalid certificate are final.
+    /// an invalid certificate are permanent failures.
     pub(super) fn of(whose: &dyn std::fmt::Display, error: &io::Error) -> Failure {
         use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied, Unsupported};
         let text = format!("{whose}: {}", printable(&error.to_string()));
@@ -99,12 +99,13 @@ pub(super) struct Writer {
     pub(super) number: u64,
     /// Keys that are not acknowledged yet, with their numbers.
     pub(super) names: VecDeque<(u64, Vec<u8>)>,
-    /// Number of the last key before which all keys are acknowledged and all their errors known.
+    /// Number of the last key up to which all keys are acknowledged and all of their errors are
+    /// known.
     pub(super) answered: u64,
     pub(super) bad: Bad,
     /// Number of deleted keys whose former contents are unknown.
     pub(super) lost: u64,
-    /// Whether the import deletes missing rows. If so, it searches for the former contents of
+    /// Whether the import deletes missing rows. If so, the import determines the former contents of
     /// deleted keys.
     pub(super) deletes: bool,
     pub(super) divided: DividedRows,
@@ -188,8 +189,8 @@ impl Writer {
 
     /// Processes the events of the pipe and advances `answered`.
     pub(super) fn events(&mut self) -> Result<(), Failure> {
-        // Read the position before the events: the queue then already has the errors of all keys up
-        // to it.
+        // Read the position before the events, so that the queue already contains the errors of all
+        // keys up to that position.
         let answered = self.pipe.answered_through(self.number);
         for event in self.pipe.events() {
             self.bad.event(event, &self.names)?;

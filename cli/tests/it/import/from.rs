@@ -1,5 +1,5 @@
-//! `--from` and `export` with a real redis-server: refusals, peers that hang, and changed data
-//! sets.
+//! Tests `--from` and `export` with a real redis-server: refused values, servers that hang, and
+//! changed data sets.
 
 use super::said;
 use harness::program::{Program, call, cannot, freeze, refusal, until};
@@ -154,7 +154,8 @@ pub(super) const BOUNDED: &str = "view = []\naction = []\n[[counter]]\nname = \"
 fields = \"like:12 stock:8{0..100}\"\nrows = \"post:{id}\"\ncells = \"like:{id}\"
 [[existence]]\nname = \"liked\"\npairs = \"liked:{id}\"\n";
 
-/// The import counts every key with a refused value as bad, even if it does not list the key.
+/// The import counts every key with a refused value as bad, even if the output does not list the
+/// key.
 #[test]
 fn refused_rows_are_bad_and_not_set() {
     let Some(redis) = Redis::start() else { return };
@@ -175,7 +176,7 @@ fn refused_rows_are_bad_and_not_set() {
 }
 
 /// A server that refuses a row for lack of memory would refuse all later rows as well. The import
-/// ends, and can be resumed.
+/// therefore ends, and can be resumed.
 #[test]
 fn full_server_stops_the_import_where_it_is() {
     let Some(redis) = Redis::start() else { return };
@@ -206,8 +207,8 @@ fn done_of(command: &mut Command, status: i32, words: &[&str]) -> String {
     ended(&command.output().unwrap(), status, words)
 }
 
-/// The import skips keys that the space refuses. Keys of the space's first counter need no
-/// `{field}`. Names from the source cannot control the terminal.
+/// The import skips keys that the space refuses. Patterns for the first counter of a space need no
+/// `{field}`. Key names from the source cannot inject terminal control sequences.
 #[test]
 fn keys_mean_what_the_servers_patterns_say() {
     let Some(redis) = Redis::start() else { return };
@@ -233,14 +234,14 @@ fn keys_mean_what_the_servers_patterns_say() {
     assert_eq!(ask(&program, "DBSIZE"), "1");
     assert_eq!(ask(&program, "HGET post:32 like"), "7");
     assert_eq!(ask(&program, "HGET post:32 stock"), "6");
-    // The hash is imported again later; the counter in the other key must remain.
+    // The import reads the hash again later. The counter from the other key must keep its value.
     redis.run(&["HSET post:32 stock 9"]);
     done(import(folder.path(), redis.port, program.port, &[]), 1, &["3 bad keys"]);
     assert_eq!(ask(&program, "HGET post:32 like"), "7");
 }
 
 /// An import or export does not wait forever for an unresponsive peer. A signal ends an import that
-/// hangs.
+/// is stuck.
 #[test]
 fn silent_peers_are_left() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -292,7 +293,7 @@ fn silent_peers_are_left() {
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
 
-/// Another data set lacks the rows that were copied before, so an import must not resume in it.
+/// A different data set lacks the rows that were copied before, so an import must not resume there.
 #[test]
 fn import_does_not_go_on_in_another_data_set() {
     let Some(redis) = Redis::start() else { return };
@@ -337,7 +338,7 @@ fn import_does_not_go_on_in_another_data_set() {
 pub(super) const TELLS: &str = "CONFIG SET notify-keyspace-events K$ghsxe";
 
 /// Covers --follow with a single hash for all ids, FLUSHALL, a source that stops its notifications,
-/// and one that has lost its keys.
+/// and a source that has lost its keys.
 #[test]
 fn follow_deletes_what_is_deleted_and_nothing_else() {
     let Some(mut redis) = Redis::start() else { return };
@@ -380,7 +381,7 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
         assert_eq!(ask(&program, &format!("SISMEMBER liked:5 {member}")), is_set, "{member}");
     }
 
-    // The import does not mistake a source without notifications for an idle one.
+    // The import does not mistake a source without notifications for an idle source.
     let child = start(&["--until-idle", "600"]);
     redis.listens();
     redis.run(&["CONFIG SET notify-keyspace-events "]);
@@ -391,7 +392,8 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
         &["keyspace notifications are not enabled", "start over: changes made in between"],
     );
 
-    // A source that restarts without its file has not deleted all of its keys.
+    // A source that restarts without its dump file has lost its keys; the import must not treat
+    // them as deleted.
     let fill: Vec<String> = (1..=100).map(|id| format!("HSET one {id} {id}")).collect();
     redis.run(&fill.iter().map(String::as_str).collect::<Vec<_>>());
     redis.run(&[TELLS, "SADD likers:8 1"]);
@@ -408,8 +410,8 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
     assert_eq!(row(100, "repost"), "-");
 }
 
-/// Imports from a cluster. The options must name all masters. Two nodes may have sets with members
-/// of one id.
+/// Imports from a cluster. The options must name all masters. Two nodes may hold sets with members
+/// of the same id.
 #[test]
 fn masters_of_a_cluster_are_read_together() {
     let Some([first, second]) = Redis::cluster() else { return };
@@ -447,7 +449,8 @@ fn masters_of_a_cluster_are_read_together() {
     done(import(&[&both[..], &["--only-verify"]].concat()), 0, &["0 keys differ"]);
 }
 
-/// A row of zeros that has no key counts as missing, like any other row, and so do its flags.
+/// A row of zeros without a key counts as missing, like any other row, and so do the flags of its
+/// id.
 #[test]
 fn rows_of_zeros_are_deleted_with_their_flags() {
     let Some(redis) = Redis::start() else { return };
@@ -469,7 +472,8 @@ fn rows_of_zeros_are_deleted_with_their_flags() {
     done(import(&nowhere), 1, &["--report: /nonexistent/report: No such file"]);
 }
 
-/// If the source is silent, an empty queue does not show that the copy is up to date.
+/// If no message arrives from the source, an empty queue does not prove that the copy is up to
+/// date.
 #[test]
 fn follow_says_that_the_source_is_silent() {
     let Some(redis) = Redis::start() else { return };
@@ -512,8 +516,8 @@ fn export_replaces_a_file_when_it_is_whole() {
     assert!(!folder.path().join("rows.csv.partial").exists());
 }
 
-/// The import writes to the masters of the slots, even while a shard moves to another node. It
-/// finds missing rows on all masters, and an export contains the rows of all of them.
+/// The import writes to the masters of the slots, even while a shard moves to another node. The
+/// import finds missing rows on all masters, and an export contains the rows of all masters.
 #[test]
 fn a_cluster_takes_a_copy_while_a_shard_moves() {
     const ROWS: u64 = 6000;

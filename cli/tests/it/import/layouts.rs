@@ -1,5 +1,5 @@
-//! Imports keys that match a layout only partly, and counters and sets in several keys. Also checks
-//! the counts of data that is not copied.
+//! Imports keys that match a layout only partly, and counters and sets that are spread over several
+//! keys. Also checks how data that is not copied is counted.
 
 use super::from::{BOUNDED, Redis, TELLS, ask, done, ended, import};
 use harness::program::{Program, until};
@@ -28,7 +28,7 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     done(from(&[]), 1, &words);
     assert_eq!(values(&program, "post:1", &FIELDS), ["2", "23", "46", "0"]);
     assert_eq!(ask(&program, "EXISTS post:2"), "0");
-    // The rejected field retains its value, and the others follow the source.
+    // The rejected field keeps its value, and the other fields follow the source.
     ask(&program, "HSET post:1 read 7");
     let child = from(&["--follow", "--until-idle", "2"]).spawn().unwrap();
     redis.listens();
@@ -37,7 +37,7 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     ended(&child.wait_with_output().unwrap(), 1, &["keys could not be copied completely"]);
     let words = ["2 keys not readable; 0 keys differ"];
     done(from(&["--only-verify", "--allow-extra"]), 1, &words);
-    // Packed values with names must also be integers: msgpack's 12.5 is refused.
+    // Packed values in a msgpack map must also be integers: 12.5 is refused.
     let script = "return redis.call('SET', 'm:3', cmsgpack.pack({like = 4, read = 12.5}))";
     cmd("EVAL").arg(script).arg(0).query::<()>(&mut redis.connection()).unwrap();
     let packed = layouts(&["string key=m:{id} space=post fields=like,read pack=msgpack"]);
@@ -114,7 +114,7 @@ fn shards_of_a_counter_are_summed() {
     let sum = |id: u64| (0..3).filter(|s| id % 4 != *s).map(|s| id + s).sum::<u64>().to_string();
     let read = |id: u64| ask(&program, &format!("HGET post:{id} read"));
     let from = |more: &[&str]| import(folder.path(), redis.port, program.port, more);
-    // Three layouts that contain the same counter.
+    // Pass three layouts that store the same counter.
     let apart = ["0", "1", "2"]
         .map(|shard| format!("string key=view:{{id}}:shard:{shard} space=post fields=read"));
     let apart: Vec<&str> = layouts(&apart.each_ref().map(|text| &text[..]));
@@ -265,8 +265,8 @@ fn report_lists_all_bad_keys() {
     assert_eq!(lines().iter().filter(|line| **line == one).count(), 1);
 }
 
-/// Layouts for buckets whose fields are complete old keys, and for members of a post in several
-/// sets.
+/// Layouts for buckets whose field names are complete old keys, and for posts whose members are in
+/// several sets.
 #[test]
 fn old_keys_as_fields_and_sets_in_buckets_are_read() {
     let Some(redis) = Redis::start() else { return };

@@ -198,7 +198,7 @@ fn kill_of_the_server_is_said_with_the_last_loaded_line() {
         .unwrap();
     let mut lines = BufWriter::new(child.stdin.take().unwrap());
     writeln!(lines, "id,like").unwrap();
-    // Reads until a row is missing: line n + 1 sets row n.
+    // Read rows until one is missing. Line n + 1 sets row n.
     for id in 1_u64.. {
         if writeln!(lines, "{id},{}", id % 1000).is_err() {
             break;

@@ -1,5 +1,5 @@
-//! Brokers as processes: nats-server and redis-server from Debian, and tansu, a broker with Kafka's
-//! protocol.
+//! Runs brokers as processes: nats-server and redis-server from Debian, and tansu, a broker that
+//! implements Kafka's protocol.
 
 use super::message;
 use harness::program::{cannot, freeze};
@@ -29,8 +29,8 @@ pub(crate) trait Broker: Sized + Send + Sync + 'static {
     fn command(program: &Path, port: u16, dir: &Path) -> Command;
     fn url(port: u16) -> String;
     fn prepare(port: u16);
-    /// Publishes the messages of a partition that the broker does not have yet. Returns early on an
-    /// error.
+    /// Publishes the messages of a partition that the broker has not stored yet. Returns early on
+    /// an error.
     fn publish(port: u16, partition: u64, to: u64) -> Result<(), String>;
 }
 

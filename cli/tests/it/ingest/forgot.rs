@@ -1,5 +1,5 @@
 //! A broker loses the end of its stream, and reuses the offsets for other messages. The source must
-//! halt. Otherwise it would only count the messages after its own offset.
+//! halt. Otherwise the source would skip the new messages below its own offset.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
 use super::gaps::{
@@ -14,7 +14,8 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 
-/// Writes messages with `loses`, makes the broker lose them, and writes others with `instead`.
+/// Writes messages with `loses`, makes the broker lose these messages, and writes other messages
+/// with `instead`.
 fn forget<B: Broker>(broker: &Running<B>, loses: impl FnOnce(), instead: impl FnOnce()) {
     let kept = broker.dir.with_extension("kept");
     broker.down();
@@ -36,7 +37,7 @@ fn redis_stream_with_other_entries_halts() {
     let server = serve(&dir, 0, &config);
     (1..=5).for_each(|id| add(&broker, id, &like(id)));
     until("all messages are read", || offsets(&server) == ["0-6"]);
-    // The same stream continues after a pause.
+    // If the stream is unchanged, the source continues after a pause.
     asked(&server, "TM.INGEST PAUSE events");
     wait_for_field(&server, "state", "paused");
     add(&broker, 6, &like(6));
@@ -53,7 +54,8 @@ fn redis_stream_with_other_entries_halts() {
     assert_eq!(counter(&server, "like"), "6");
     asked(&server, "TM.INGEST SETOFFSET events 0 0-1");
     until("the other stream is read completely", || counter(&server, "like") == "15");
-    // A stream without the last read entry, although its first id is higher.
+    // The new stream lacks the entry that was read last. The source must halt, even though the
+    // first id of the stream is higher.
     asked(&server, "TM.INGEST PAUSE events");
     wait_for_field(&server, "state", "paused");
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
@@ -63,7 +65,7 @@ fn redis_stream_with_other_entries_halts() {
     assert!(field(&server, "last_error").contains("the message at 0-9 differs"));
 }
 
-/// The hash covers the whole message, even if the source applied only a part of it.
+/// The hash covers the whole message, even if the source has applied only a part of the message.
 #[test]
 fn message_taken_in_part_is_compared() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };

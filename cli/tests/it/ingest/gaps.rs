@@ -46,8 +46,8 @@ pub(crate) fn asked(program: &Program, words: &str) {
     assert_eq!(refusal(&reply), "", "{words}");
 }
 
-/// XDEL of unread entries, the first one and one in the middle, leaves a gap. XDEL of an entry that
-/// was already read does not.
+/// XDEL of unread entries, at the beginning and in the middle, leaves a gap. XDEL of an entry that
+/// was already read leaves no gap.
 fn is_a_gap_when_entries_are_deleted(broker: &Running<Redis>, server: &Program) {
     redis_cmd(broker, &["XDEL", Redis::STREAM, "0-5"]);
     asked(server, "TM.INGEST PAUSE events");
@@ -88,7 +88,7 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
         field(&server, "last_error").contains("gap: lost an unknown number of messages from 0-4")
     );
     is_a_gap_when_entries_are_deleted(&broker, &server);
-    // Adds an entry whose fields form an event, and one without event fields.
+    // Add an entry whose fields form an event, and an entry without event fields.
     redis_cmd(
         &broker,
         &[
@@ -110,7 +110,7 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     asked(&server, "TM.INGEST SETOFFSET events 0 0-66");
     wait_for_field(&server, "repeated", "1");
     assert_eq!(counter(&server, "like"), "5");
-    // Creates another stream with the same name.
+    // Create another stream with the same name.
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
     wait_for_field(&server, "state", "failing");
     add(&broker, 1, &like(9));
@@ -178,7 +178,8 @@ fn dead_letters_are_bounded() {
     let server = serve(&dir, 0, &source(&broker, "max_dead_letters = 1000"));
     let mut connection = Redis::connection(broker.port).unwrap();
     for id in 1..=20 {
-        // Payloads with invalid UTF-8, and with JSON that is not an event.
+        // Alternate between payloads with invalid UTF-8 and payloads with JSON that is not an
+        // event.
         let payload: &[u8] = if id % 2 == 0 { b"\xff\xfe" } else { b"[1]\n{}" };
         let command = redis::cmd("XADD")
             .arg(Redis::STREAM)
@@ -257,7 +258,7 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     until("the other events are counted", || counter(&server, "like") == "6");
     let gaps = (field(&server, "gaps"), field(&server, "gap_messages"));
     assert_eq!(gaps, ("1".into(), "3".into()), "{:?}", listed(&server));
-    // Creates another stream with the same name.
+    // Create another stream with the same name.
     let deleted = nats(async |context| context.delete_stream(Nats::STREAM).await.unwrap(), port);
     assert!(deleted.success);
     Nats::prepare(port);
@@ -269,7 +270,8 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     until("the message is read", || counter(&server, "like") == "7");
 }
 
-/// A source that starts with new messages only; its node is killed before any message has arrived.
+/// A source that starts with new messages only. The test kills the node before any message has
+/// arrived.
 #[test]
 fn what_is_new_is_not_another_message_after_a_kill() {
     let Some(brokers) = Brokers::<Nats>::here() else { return };

@@ -1,4 +1,4 @@
-//! Brokers with a login and TLS, and a failover while events arrive.
+//! Tests brokers that require a login and TLS, and a failover while events arrive.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
 use super::{expected, field, follow, listed, offsets, rows, serve};
@@ -46,7 +46,7 @@ fn is_read_with_login_and_tls<B: Broker>(login: &str, options: &[&str]) {
     broker.up_with(&options.collect::<Vec<_>>());
     let ca = dir.join("ca.pem").display().to_string();
     let refused = [
-        // Invalid settings: neither TLS nor login, no login, no certificate authority, a wrong
+        // Try invalid settings: neither TLS nor login, no login, no certificate authority, a wrong
         // password.
         String::new(),
         format!("tls = true\nca_file = \"{ca}\""),

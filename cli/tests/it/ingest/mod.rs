@@ -6,8 +6,8 @@
 //! messages are numbered. After the broker is killed, the publisher therefore continues after the
 //! last stored message.
 //!
-//! `TIDEMARK_RUNS` sets the number of events per broker in thousands (default 200). From 1,000 on,
-//! both sides are killed ten times each, and there are two failovers.
+//! `TIDEMARK_RUNS` sets the number of events per broker in thousands (default 200). If the value is
+//! at least 1,000, the test kills the server and the broker ten times each, and runs two failovers.
 
 mod brokers;
 mod cold;
@@ -27,15 +27,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const FIRST: u64 = 3_631_614_501_919_378;
-/// Number of rows. It is a multiple of the number of partitions, because the row determines the
+/// Number of rows. `ROWS` is a multiple of the number of partitions, because the row determines the
 /// partition.
 const ROWS: u64 = 3000;
 const MEMBERS: u64 = 400;
-/// One in this many events is malformed.
+/// Interval between malformed events: one in this many events is malformed.
 const POISON: u64 = 5003;
 
-/// Kind of event `n`: likes and unlikes, many of which change nothing, reposts, increments, and
-/// sets.
+/// Kinds of events: likes and unlikes, many of which change nothing, reposts, increments, and sets.
 enum Event {
     Like(u64),
     Unlike(u64),
@@ -113,7 +112,7 @@ fn message(number: u64, partition: u64, of: u64) -> String {
     text
 }
 
-/// Returns the expected rows, which this function computes with plain sets.
+/// Returns the expected rows, computed with plain sets.
 fn expected(events: u64) -> Vec<[i64; 4]> {
     let mut rows = vec![[0i64; 4]; ROWS as usize];
     let mut set = [vec![false; (ROWS * MEMBERS) as usize], vec![false; (ROWS * MEMBERS) as usize]];
@@ -145,7 +144,7 @@ fn poison(events: u64, of: u64) -> BTreeSet<(u64, u64, u64)> {
     (0..events).filter(is_poison).map(place).collect()
 }
 
-/// The filters are nearly empty, so that no false positive hides an event.
+/// Spaces of the server. The filters are nearly empty, so that no false positive hides an event.
 const SPACES: &str = "view = []
 [durability]
 snapshot_log = 4_000_000
@@ -178,11 +177,12 @@ fn serve(dir: &Path, port: u16, sources: &str) -> Program {
     serve_as(dir, port, &format!("{SPACES}{sources}"))
 }
 
-/// Starts a replica. It must never become a master, because a master would ingest events.
+/// Starts a replica. The node must never become a master, not even briefly, because a master would
+/// ingest events.
 fn follow(dir: &Path, master: &Program, sources: &str) -> Program {
     let of = format!("[replication]\nreplicaof = \"127.0.0.1 {}\"", master.port);
     let program = serve_as(dir, 0, &format!("{}{sources}", SPACES.replace("[replication]", &of)));
-    // A former master has another role in its folder.
+    // A former master still has the role of a master in its folder.
     call(&mut program.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
     wait_long("the replica is connected", || program.info("master_link_status") == "up");
     program
@@ -262,7 +262,7 @@ fn letters(dir: &Path, messages_from: u64) -> BTreeSet<(u64, u64, u64)> {
     text.lines().filter_map(letter).collect()
 }
 
-/// A fault; the test alternates between them.
+/// A fault that the test injects.
 #[derive(Clone, Copy, Debug)]
 enum Blow {
     Server,
@@ -351,7 +351,7 @@ fn exactly_once<B: Broker>() {
     let port = master.port;
     master.sigkill();
     let master = serve(&dirs[at], port, &sources);
-    // The server ingests events again that were not in its log at the kill.
+    // The server ingests those events again that were not in its log when it was killed.
     wait_long("all messages are processed", || progress(&master) == all);
     assert_eq!(rows(&master), expected);
     let again = take_again::<B>(&master, all, events);

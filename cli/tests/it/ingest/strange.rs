@@ -8,7 +8,8 @@ use super::gaps::{
 use super::{field, follow, offsets, serve};
 use harness::program::Program;
 
-/// The new stream continues the numbering, so only the identity of the stream shows the change.
+/// The new stream continues the numbering of the old one, so only the identity of the stream
+/// reveals the change.
 #[test]
 fn a_jetstream_made_anew_halts_its_source() {
     let Some(brokers) = Brokers::<Nats>::here() else { return };
@@ -88,7 +89,8 @@ fn random(mut line: Vec<u8>, bytes: usize) -> Vec<u8> {
     line
 }
 
-/// All trimmed messages had been read, which a new reader can tell from the last number.
+/// All trimmed messages had been read. A new reader detects this from the last message number of
+/// the stream.
 #[test]
 fn a_stream_of_redis_that_is_trimmed_to_nothing_has_no_gap() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };

@@ -1,6 +1,6 @@
-//! Replicas of the real binary that lack disk space, a valid host name, or a history in common with
-//! the master. They continue to serve reads, report why their link is down, and save any data
-//! before they discard it.
+//! Tests replicas that lack disk space, a valid host name of the master, or a history in common
+//! with the master. Such replicas continue to serve reads, report why their link is down, and save
+//! any data before they discard it.
 
 mod stops;
 mod takes_over;
@@ -105,8 +105,8 @@ fn branch_is_kept_if_master_removed_the_diverging_segment() {
     for i in 1..6 {
         assert_ok(&old, &format!("CNT.SET post {} like 1{i}", FIRST + i * 4096));
     }
-    // This history is longer. Its log would contain the position of the other node if the segment
-    // still existed.
+    // This node's history is longer than the other node's. The log would contain the position of
+    // the other node if the segment still existed.
     for i in 100..130 {
         assert_ok(&new, &format!("CNT.SET post {} like 3", FIRST + i * 4096));
     }
@@ -176,8 +176,8 @@ fn replica_with_full_disk_serves_reads_and_resumes_with_room() {
     assert_eq!(like_of(&replica, last), bulk(5));
 }
 
-/// If the configuration file names a new space, an existing data folder does not get it. A replica
-/// that was down gets a new space from its master's catalogue.
+/// A new space in the configuration file is not added to an existing data folder. A replica that
+/// was down gets a new space from its master's catalogue.
 #[test]
 fn new_space_comes_from_master_and_not_from_the_config_file() {
     let more = format!(
@@ -212,8 +212,8 @@ fn new_space_comes_from_master_and_not_from_the_config_file() {
     assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
 }
 
-/// Deleting all rows is a change like any other. An older state of the master must not restore the
-/// rows.
+/// Deleting all rows is a change like any other. A replica must not restore the rows from an older
+/// state of its master.
 #[test]
 fn emptied_replica_refuses_master_that_lost_the_deletions() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -343,16 +343,16 @@ fn full_sync_survives_slow_verification_of_staged_files() {
     }
 }
 
-/// The reason that a master gives for refusing a replica may be long and contain line breaks. It
-/// must not inject lines into INFO.
+/// The reason that a master gives for refusing a replica may be long and contain line breaks. The
+/// text must not inject lines into INFO.
 #[test]
 fn what_a_master_says_is_one_line_of_info() {
     const FORGED: &str = "no\r\nrole:master\nrole:master\u{85}role:master\u{2028}role:master\r\n";
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
-        // The first connection gets the text as an error reply to TM.REPLICATE. The second one gets
-        // it in a frame instead of Welcome.
+        // The first connection gets the text as an error reply to TM.REPLICATE. The second
+        // connection gets the text in a frame instead of Welcome.
         let error = format!("-ERR {}\r\n", FORGED.trim_end().replace('\r', ""));
         let refused = [&[72][..], b"frames ", FORGED.as_bytes(), &[b'x'; 1 << 20]].concat();
         let frame = store::frame_head(store::Check::new().u64(0), &refused);
@@ -383,7 +383,7 @@ fn what_a_master_says_is_one_line_of_info() {
     }
 }
 
-/// Redis returns the same error to a node that would follow itself.
+/// Redis returns the same error when a node is told to replicate itself.
 #[test]
 fn a_node_told_to_follow_itself_keeps_its_master() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];

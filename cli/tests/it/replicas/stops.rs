@@ -1,5 +1,5 @@
-//! A master that shuts down waits for its replicas, and for a replica that takes over, up to the
-//! configured timeout.
+//! Checks that a master that shuts down waits for its replicas, and for a replica that takes over,
+//! up to the configured timeout.
 
 use super::{
     SPACES, assert_ok, bulk, follow, is_master, like_of, start, synced_pair_with_config,
@@ -44,7 +44,7 @@ fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
 }
 
 /// Sends a request in the background. Returns the reply, or `None` if the connection closes without
-/// one.
+/// a reply.
 fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedFrame>> {
     let (mut client, words) = (program.client(), words.to_owned());
     std::thread::spawn(move || {
@@ -52,7 +52,8 @@ fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedF
     })
 }
 
-/// Stops the server. Returns the reply to SHUTDOWN; `None` if it was stopped by a signal.
+/// Begins to stop the server. Returns the pending reply to SHUTDOWN; `None` if the server is
+/// stopped by a signal.
 fn begin_stop(program: &Program, how: &str) -> Option<std::thread::JoinHandle<Option<OwnedFrame>>> {
     if how == "SIGTERM" {
         program.sigterm();
@@ -149,7 +150,7 @@ fn a_stop_that_waits_can_be_taken_back() {
         StoppingMaster::by("SHUTDOWN");
     let also = told(&master, "SHUTDOWN NOW");
     until("as in Redis, both wait, beside the writer", || master.info("blocked_clients") == "3");
-    // As in Redis 7.2; earlier versions crashed.
+    // CLIENT UNBLOCK behaves as in Redis 7.2. Earlier versions of Redis crashed.
     let unblocked = (1..20).map(|id| master.ask(&format!("CLIENT UNBLOCK {id}")));
     assert!(unblocked.into_iter().all(|reply| reply == OwnedFrame::Integer(0)));
     for words in ["SHUTDOWN ABORT NOW", "SHUTDOWN NOSAVE ABORT", "SHUTDOWN SAVE NOSAVE"] {
@@ -206,7 +207,8 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
         let (began, mut asked) = (Instant::now(), None);
         match how {
             "SIGTERM" => master.sigterm(),
-            // A SIGTERM waits, even a second one. SIGINT, an operator's second Ctrl-C, does not.
+            // After SIGTERM, even a repeated one, the server waits for its replicas. SIGINT (a
+            // second Ctrl-C by the operator) ends the wait.
             "SIGINT" => {
                 master.sigterm();
                 until("the client is blocked", || is_stopping(&master));
@@ -272,8 +274,7 @@ fn a_master_that_is_killed_while_it_waits_loses_nothing() {
     );
 }
 
-/// Starts a hand-over to a frozen replica, which has not read the request. The parameter is the
-/// shutdown timeout in seconds.
+/// Starts a hand-over to a frozen replica, which has not read the request.
 fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program) {
     let (folders, old, new) = synced_pair_with_config("");
     assert_ok(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
@@ -351,7 +352,7 @@ fn unfinished_failover_delays_stop_until_timeout_or_abort() {
     }
 }
 
-/// Replicas receive all data that is in the log at that time, and nothing else.
+/// Replicas receive all data that is in the log at the time of the shutdown, and nothing else.
 #[test]
 fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     let Some(disk) = SmallDisk::mount(16) else {

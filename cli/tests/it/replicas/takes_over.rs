@@ -1,5 +1,5 @@
-//! Covers the replies of a replica that is asked to take over, a missing reply, and the reaction of
-//! its master. There must never be two masters.
+//! Tests how a master reacts to the replies of a replica that it asks to take over, and to a
+//! missing reply. There must never be two masters.
 
 use super::{
     SPACES, assert_ok, bulk, follow, is_master, like_of, start, synced_pair_with_config,
@@ -33,19 +33,20 @@ fn a_replica_without_room_for_the_old_master_is_not_promoted() {
 const LOADING: &str = "-LOADING Redis is loading the dataset in memory";
 const NOT_NOW: &str = "-NOMASTERLINK not now";
 
-/// A simulated replica, with its reply to TM.REPLICATE and the number of requests that it has
-/// received.
+/// A simulated replica with a configurable reply to TM.REPLICATE. The replica counts the requests
+/// that it receives.
 #[derive(Default)]
 struct SimulatedReplica {
-    /// The reply; if it is empty, the replica closes the connection.
+    /// Reply to TM.REPLICATE; if empty, the replica closes the connection instead.
     says: Mutex<&'static str>,
-    /// The reply to PING, unless it is +PONG.
+    /// Reply to PING; if empty, the reply is +PONG.
     greets: Mutex<&'static str>,
     asked: AtomicUsize,
 }
 
 impl SimulatedReplica {
-    /// Starts a master and a replica in sync, which announces the address of the simulated replica.
+    /// Starts a master and a synced replica. The replica announces the address of the simulated
+    /// replica as its own.
     fn instead_of_a_replica(
         greets: &'static str,
         says: &'static str,
@@ -96,14 +97,14 @@ impl SimulatedReplica {
         self.is_asked_again();
     }
 
-    /// Waits for two more requests; the master has then read a reply with the current text.
+    /// Waits for two more requests. By then the master has read a reply with the current text.
     fn is_asked_again(&self) {
         let before = self.asked.load(SeqCst);
         until("the replica is asked again", || self.asked.load(SeqCst) >= before + 2);
     }
 }
 
-/// The replica may have taken over before its restart.
+/// The master must retry, because the replica may have taken over before its restart.
 #[test]
 fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
     let (played, _folders, old, _new) = SimulatedReplica::instead_of_a_replica(LOADING, "-ERR no");
@@ -146,14 +147,15 @@ fn handover_in_doubt_ends_only_by_refusal_or_operator() {
                 new.freeze(true);
                 played.says("-NOFAILOVER this replica has a different history");
                 until("the node is a master again", || old.info("role") == "master");
-                // Another node may have the role, for example one that has replicas itself.
+                // Another node may have become the master, for example one that has replicas
+                // itself.
                 let refused = old.ask(&format!("HINCRBY post:{FIRST} like 1"));
                 assert!(
                     refusal(&refused).contains("fenced until its role is known"),
                     "{refused:?}"
                 );
                 assert_eq!(refusal(&old.ask("FAILOVER ABORT")), "ERR No failover in progress.");
-                // The real replica still exists, and follows again.
+                // The real replica still exists, and follows the master again.
                 new.freeze(false);
             }
             "NO ONE" => assert_ok(&old, "REPLICAOF NO ONE"),
@@ -182,8 +184,8 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
         played.says(says);
         is_master(&old, 3);
     }
-    // A replica that asks the master to retry later has not taken over. A server with too many
-    // clients already refuses PING, and reads no further.
+    // A replica that asks the master to retry later has not taken over. A server that has too many
+    // clients refuses even PING, and does not read the request that follows.
     for (greets, says) in [("", NOT_NOW), ("-ERR max number of clients reached", "")] {
         let (played, _folders, old, _new) = SimulatedReplica::instead_of_a_replica(greets, says);
         played.is_asked_by(&old);
@@ -198,7 +200,7 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
     for speaks in [false, true] {
         let (played, _folders, old, _new) = SimulatedReplica::instead_of_a_replica(LOADING, "");
         if speaks {
-            // FAILOVER is refused under a single Sentinel.
+            // Announce two Sentinels, because the server refuses FAILOVER if there is only one.
             for sentinel in ["a", "b"].map(|name| name.repeat(40)) {
                 let hello = format!("127.0.0.1,26379,{sentinel},9,m,127.0.0.1,{},7", old.port);
                 assert_ok(&old, &format!("PUBLISH __sentinel__:hello {hello}"));

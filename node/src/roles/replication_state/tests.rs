@@ -22,8 +22,8 @@ fn master() -> (Replication, Config, tempfile::TempDir) {
     (replication, config, folder)
 }
 
-/// The thread `log` applies role changes one by one. If another change is published before it
-/// finishes, the log does not match the role, and the write gate must stay closed.
+/// The thread `log` applies role changes one by one. If another change is published before the
+/// thread finishes, the log does not match the role, and the write gate must stay closed.
 #[test]
 fn only_the_last_order_obeyed_opens_the_gate() {
     let (replication, config, _folder) = master();
@@ -79,7 +79,7 @@ fn an_order_that_comes_during_a_check_shuts_the_gate() {
     let pause = || std::thread::sleep(std::time::Duration::from_millis(100));
     let feeds = replication.feeds.stopped();
     std::thread::scope(|scope| {
-        // Blocks on `feeds`, because it counts replicas.
+        // Block this thread on `feeds`, because evaluating the gate counts replicas.
         scope.spawn(|| replication.judge(&config));
         pause();
         let other = Master { host: "127.0.0.1".to_owned(), port: 1 };
@@ -141,7 +141,7 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     named(&again, &config, false, 6);
     assert!(again.refusal().unwrap().contains("fenced"));
     assert_eq!(kept(), at(6));
-    // An operator promotes it. Another node may have been the master.
+    // An operator promotes this node. Another node may have been the master.
     assert!(order(&again, &config, None));
     assert!(again.renews() && again.promoting() == 2 && again.refusal().is_some());
     assert!(!again.settle(&config, true, 3), "not before the log has a new term");
@@ -154,7 +154,7 @@ fn what_sentinels_have_said_is_known_after_a_start() {
 }
 
 /// Regression test from the soak. The node was down while two others were the master. Sentinel
-/// promotes it before sending it a hello.
+/// promotes this node before sending a hello to it.
 #[test]
 fn promotion_before_the_first_sentinel_hello_skips_a_term() {
     let sentinels = vec![Epoch { name: "mymaster".to_owned(), epoch: 23 }];
@@ -162,7 +162,7 @@ fn promotion_before_the_first_sentinel_hello_skips_a_term() {
     let (replication, config, _folder) = started(role);
     assert!(order(&replication, &config, None));
     assert!(replication.renews() && replication.promoting() > 2);
-    // Without Sentinels only an operator changes roles, and is trusted.
+    // Without Sentinels only an operator changes roles, so the new role needs no confirmation.
     let (replication, config, _folder) = started(Role { replicated: true, ..Role::default() });
     assert!(!order(&replication, &config, None) && !replication.renews());
 }
@@ -188,7 +188,7 @@ fn one_at_a_time_writes_down_what_sentinels_say() {
     assert!(says(7));
 }
 
-/// Writing the role may take seconds. Until it is written, readers see the old role and gate.
+/// Writing the role may take seconds. Until the role is on disk, readers see the old role and gate.
 #[test]
 fn reads_of_the_role_do_not_wait_for_the_disk() {
     let (replication, config, _folder) = master();
@@ -213,7 +213,7 @@ fn reads_of_the_role_do_not_wait_for_the_disk() {
     assert!(replication.is_replicated() && replication.refusal().is_some());
 }
 
-/// FAILOVER with a crash before the replica has confirmed its promotion.
+/// A node crashes during a FAILOVER, before the replica has confirmed its promotion.
 #[test]
 fn unconfirmed_handover_resumes_after_restart() {
     let (replication, config, folder) = master();
@@ -258,8 +258,8 @@ fn node_with_diverged_or_discarded_data_is_not_promotable() {
     assert!(!replication.is_fit() && !is_fit_after_a_start());
     replication.synced(&config);
     assert!(replication.is_fit() && is_fit_after_a_start());
-    // A forced REPLICAOF discards this node's data once. After the sync it is no longer forced,
-    // because another node may get the master's address later.
+    // A forced REPLICAOF discards this node's data once. After the sync the role is no longer
+    // forced, because another node may get the master's address later.
     let forced = Order { master: Some(other(1)), forced: true, ..Order::default() };
     assert!(replication.order(&config, forced, || ()).unwrap() && replication.is_forced());
     let again = Replication::new();

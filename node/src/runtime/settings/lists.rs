@@ -1,4 +1,4 @@
-//! CONFIG REWRITE: writes the lists of spaces, views and actions as they are in the data folder.
+//! CONFIG REWRITE: writes the current lists of spaces, views and actions of the data folder.
 
 use crate::config::{Action, Counter, Existence, Key, View};
 use dataset::catalogue::is_same;
@@ -67,7 +67,7 @@ fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Writes the lists that differ from `now`. `written` contains the lists as they are in the file,
+/// Writes the lists that differ from `now`. `written` contains the lists with the text of the file,
 /// and `read` contains the same lists with normalized values. A missing list has the default
 /// entries. Preserves the text and comments of remaining entries.
 pub(crate) fn write(
@@ -165,8 +165,8 @@ pub(super) fn put(table: &mut dyn TableLike, key: &str, value: &Value) -> Result
     Ok(())
 }
 
-/// Sets the changed keys of an entry, in the order of the printed file. A seed of 0 in `now` stands
-/// for a secret, so the file's seed remains.
+/// Sets the changed keys of an entry, in the order of the printed file. A seed of 0 in `now` means
+/// that the seed is secret, so the file's seed remains.
 fn change(
     entry: &mut dyn TableLike,
     keys: &[Key],

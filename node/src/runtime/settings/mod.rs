@@ -2,7 +2,7 @@
 //!
 //! All code reads the [`Config`] as one immutable value, and a change publishes a new one. So
 //! readers never block and never see a partial change. A setting has a name `section.key`, as in
-//! the file, and some also have Redis's name. A few names exist only for Redis's tools. Their
+//! the file. Some settings also have Redis's name. A few names exist only for Redis's tools. Their
 //! values are derived or constant (`foreign_settings`).
 
 mod lists;
@@ -24,7 +24,7 @@ use toml::{Table, Value};
 /// Current configuration.
 pub struct Settings {
     now: ArcSwap<Config>,
-    /// Serializes changes. Never held across a wait.
+    /// Serializes changes. A thread never waits while holding this lock.
     changing: Mutex<()>,
     idle: Mutex<Idle>,
     writing: Mutex<()>,
@@ -34,7 +34,7 @@ pub struct Settings {
 /// Error of CONFIG SET or CONFIG REWRITE.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
-    /// Unknown setting.
+    /// The setting is unknown.
     #[error("ERR Unknown option or number of arguments for CONFIG SET - '{0}'")]
     Unknown(String),
     /// The value is invalid, or the setting cannot change at run time.
@@ -42,13 +42,13 @@ pub enum SetError {
     Refused {
         /// Name of the setting.
         name: String,
-        /// Reason.
+        /// Reason for the error.
         why: String,
     },
-    /// CONFIG REWRITE without a configuration file.
+    /// CONFIG REWRITE was sent to a server without a configuration file.
     #[error("ERR The server is running without a config file")]
     NoFile,
-    /// The file cannot be written.
+    /// The configuration file cannot be written.
     #[error("ERR Rewriting config file: {0}")]
     Rewrite(String),
 }
@@ -71,7 +71,7 @@ impl Settings {
     }
 
     /// Returns a number that increases with every change of the configuration or of users'
-    /// permissions. Code with a cached copy compares it to detect changes.
+    /// permissions. Code with a cached copy compares this number to detect changes.
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Relaxed)
@@ -83,7 +83,8 @@ impl Settings {
     }
 
     /// Changes the configuration atomically. `change` edits a copy, which is validated. `apply`
-    /// receives the old and the new configuration. If it succeeds, the new one is published.
+    /// receives the old and the new configuration. If `apply` succeeds, the new configuration is
+    /// published.
     pub fn change<E: From<ConfigError>>(
         &self,
         change: impl FnOnce(&mut Config) -> Result<(), E>,
@@ -125,7 +126,7 @@ impl From<ConfigError> for SetError {
     fn from(error: ConfigError) -> SetError {
         let text = error.to_string();
         let text = text.strip_prefix("configuration: ").unwrap_or(&text);
-        // Messages of the validation begin with the name of the key.
+        // Error messages of the validation begin with the name of the key.
         let name = text.split(' ').next().unwrap_or_default().to_owned();
         SetError::Refused { name, why: text.to_owned() }
     }
@@ -145,7 +146,8 @@ fn save_every(value: &str) -> Result<u64, String> {
     }
 }
 
-/// Formats a value for CONFIG GET: yes and no, unquoted strings, lists with spaces.
+/// Formats a value for CONFIG GET: booleans as yes and no, strings without quotes, and lists
+/// separated by spaces.
 fn shown(value: &Value) -> String {
     match value {
         Value::Boolean(yes) => if *yes { "yes" } else { "no" }.to_owned(),
@@ -155,7 +157,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Formats a value under Redis's name, whose numbers have no units.
+/// Formats a value for a setting with Redis's name. Such numbers have no units.
 fn without_unit(key: &Key, text: &str) -> String {
     match key.unit().map(|unit| unit.parse(text)) {
         None => text.to_owned(),
@@ -164,7 +166,8 @@ fn without_unit(key: &Key, text: &str) -> String {
     }
 }
 
-/// Adds the unit to a time under Redis's name. Under ours a time without a unit is in seconds.
+/// Adds the unit to a time that is set under Redis's name. Under the name of this server, a time
+/// without a unit is in seconds.
 fn with_unit(key: &Key, name: &str, value: &str) -> Result<String, &'static str> {
     let is_redis = key.redis.iter().any(|redis| redis.eq_ignore_ascii_case(name));
     match key.unit().map(Unit::suffix) {
@@ -193,7 +196,7 @@ pub fn list(
     for (section, keys) in SECTIONS {
         let Some(values) = all.get(*section).and_then(Value::as_table) else { continue };
         for key in *keys {
-            // ACL LIST shows the users.
+            // Users are omitted, because ACL LIST shows them.
             if key.name == "users" || key.secret && !with_secrets {
                 continue;
             }
@@ -251,7 +254,7 @@ pub fn set(
             let known = find(name);
             let is_idle = fixed.is_none() && known.is_none();
             if is_idle && !idle.all().any(|(n, _)| n.eq_ignore_ascii_case(name)) {
-                // Keys of spaces, views and actions.
+                // Settings of spaces, views and actions cannot be changed here.
                 let is_listed = list(settings, config, port, true)
                     .iter()
                     .any(|(listed, _)| listed.eq_ignore_ascii_case(name));
@@ -278,7 +281,7 @@ pub fn set(
                     let value = with_unit(key, name, value).map_err(|why| refused(name, why))?;
                     vec![(section, key.name, value)]
                 }
-                // A fixed setting accepts its own value.
+                // A fixed setting accepts its current value.
                 (Some((_, is)), _) if is == *value => continue,
                 (Some((fixed, _)), _) => return Err(refused(name, why_fixed(fixed))),
                 (None, Some(_)) => return Err(refused(name, IMMUTABLE)),
@@ -294,7 +297,7 @@ pub fn set(
                 };
                 *slot = parsed(slot, &value).map_err(|why| refused(name, why))?;
             }
-            // Checks each setting separately, so that the error names the invalid one.
+            // Check each setting separately, so that the error names the invalid setting.
             all.clone().try_into::<Config>().map_err(|e| refused(name, &worded(e.message())))?;
         }
         let (file, lists) = (config.file.take(), std::mem::take(&mut config.lists));
@@ -310,7 +313,7 @@ pub fn set(
     Ok(())
 }
 
-/// Converts an error about an unknown word to Redis's text.
+/// Converts an error about an unknown value of an enum to Redis's text.
 fn worded(message: &str) -> String {
     match message.split_once(", expected one of ") {
         Some((_, words)) => {
@@ -326,7 +329,7 @@ fn rewritten(text: &str, config: &Config) -> Result<String, String> {
     let mut file: toml_edit::DocumentMut =
         text.parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
     let written: Table = toml::from_str(text).map_err(|e| e.message().to_owned())?;
-    // The file's values, normalized: "1024mb" becomes "1gb".
+    // Values of the file in normalized form: "1024mb" becomes "1gb".
     let read = Config::parse(text, Path::new("")).map_err(|e| e.to_string())?;
     let read = Table::try_from(&read).map_err(|e| e.to_string())?;
     let values = Table::try_from(config).map_err(|e| e.to_string())?;
@@ -535,7 +538,7 @@ mod tests {
         ) + "\n[durability]\nfsync = \"no\"\n";
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
         assert_eq!(Config::load(&path).unwrap(), **settings.now());
-        // A default value must be written if the file has another one.
+        // A default value must be written if the file has another value.
         change(&settings, &[("timeout", "0")]).unwrap();
         settings.rewrite(|_| ()).unwrap();
         assert_eq!(Config::load(&path).unwrap().server.idle_timeout_s, 0);

@@ -7,10 +7,11 @@
 //!   end of the writer's command      `invalidate` to each reader, then the writer's own reply
 //! ```
 //!
-//! - **Default mode.** A read inserts its keys into the table *before* it reads. A write changes
-//!   the data before it removes the keys. So a reader either sees the new value or is notified.
-//! - **Broadcast mode.** Does not use the table. After a change of an id, all possible names of its
-//!   keys are sent to the clients with a matching prefix.
+//! - **Default mode.** A read inserts its keys into the table *before* reading the data. A write
+//!   changes the data before it removes the keys. So a reader either sees the new value or is
+//!   notified.
+//! - **Broadcast mode.** This mode does not use the table. After a change of an id, all possible
+//!   names of its keys are sent to the clients with a matching prefix.
 //! - **Places.** A key depends on one or several [places](dataset::watch::Place): the row, or the
 //!   pairs, of an id in a space. The key of a cell depends on the whole row. An id in FEED.GET is
 //!   also a key, which depends on all places that the view reads.
@@ -63,7 +64,7 @@ impl ChangeListener for Tracking {
 
 /// Channel on which a RESP2 client receives redirected invalidations.
 const CHANNEL: &[u8] = b"__redis__:invalidate";
-/// Maximum number of changed places whose names are generated and sent together.
+/// Maximum number of changed places for which the key names are generated and sent together.
 const PLACES_TOGETHER: usize = 256;
 /// Number of stale entries below which a scan of the table is not worthwhile.
 const FEW_STALE: usize = 1000;
@@ -73,24 +74,24 @@ const FEW_STALE: usize = 1000;
 pub struct Options {
     /// REDIRECT: client that receives the messages, and its id.
     pub redirect: Option<(u64, Weak<Client>)>,
-    /// BCAST.
+    /// Whether the option BCAST is set.
     pub broadcast: bool,
-    /// OPTIN.
+    /// Whether the option OPTIN is set.
     pub opt_in: bool,
-    /// OPTOUT.
+    /// Whether the option OPTOUT is set.
     pub opt_out: bool,
-    /// NOLOOP.
+    /// Whether the option NOLOOP is set.
     pub no_loop: bool,
 }
 
 /// A tracking client, from CLIENT TRACKING ON to OFF.
 pub struct Tracker {
-    /// Unique number. A client that restarts tracking gets a new one.
+    /// Unique number of the tracker. A client that restarts tracking gets a new tracker.
     number: u64,
     client: Arc<Client>,
     /// Options of the client.
     pub options: Options,
-    /// Approximate number of its entries in the table.
+    /// Approximate number of this client's entries in the table.
     items: AtomicI64,
 }
 
@@ -102,13 +103,13 @@ pub struct Tracking {
     last_number: AtomicU64,
     table: Table,
     prefixes: RwLock<Prefixes>,
-    /// Number of prefixes.
+    /// Number of prefixes in broadcast mode.
     broadcasts: AtomicUsize,
     /// Horizons of existence spaces, by space number, at the last [`Tracking::tidy`].
     horizons: Mutex<HashMap<u32, u64>>,
     /// Approximate number of entries in `table` whose client has stopped tracking or disconnected.
     stale: AtomicUsize,
-    /// Number of entries evicted.
+    /// Number of entries evicted from the table.
     pub(crate) evicted: AtomicU64,
     /// Limit `max_tracked_keys`; 0 for none.
     most_items: AtomicUsize,
@@ -122,7 +123,7 @@ struct Changes {
     client: Option<u64>,
     tracker: Option<u64>,
     taken: Vec<RemovedKey>,
-    /// Changed places, for broadcasts.
+    /// Changed places, for clients in broadcast mode.
     places: Vec<Place>,
     all: bool,
 }
@@ -134,7 +135,7 @@ thread_local! {
 
 /// An invalidation, encoded at most once per protocol.
 struct Invalidation<'a> {
-    /// Keys; `None` means all keys.
+    /// Invalidated keys; `None` means all keys.
     pub keys: Option<&'a [&'a [u8]]>,
     push: Vec<u8>,
     channel: Vec<u8>,
@@ -187,7 +188,7 @@ impl Tracking {
         self.most_push_bytes.store(config.server.max_push_buffer_bytes, Relaxed);
     }
 
-    /// Whether any client tracks.
+    /// Whether any client uses tracking.
     #[inline]
     pub fn any(&self) -> bool {
         self.clients.load(Relaxed) != 0
@@ -273,7 +274,7 @@ impl Tracking {
         self.clients.store(trackers.len(), SeqCst);
         let items = usize::try_from(tracker.items.load(Relaxed)).unwrap_or(0);
         self.stale.fetch_add(items, Relaxed);
-        // Cleared under the lock, so that entries of a new tracker remain.
+        // Clear the table while holding the lock, so that entries of a new tracker remain.
         let all = trackers.is_empty().then(|| {
             self.stale.store(0, Relaxed);
             self.table.clear()
@@ -288,7 +289,7 @@ impl Tracking {
             return;
         }
         tracker.items.fetch_add(1, Relaxed);
-        // Evicts two entries per new one, so that the size eventually reaches a lowered limit.
+        // Evict two entries per new entry, so that the size eventually reaches a lowered limit.
         for _ in 0..2 {
             if !self.is_over() || !self.evict() {
                 break;
@@ -325,7 +326,7 @@ impl Tracking {
         CHANGES.take().is_some_and(|changes| self.send(&changes, engines))
     }
 
-    /// Adds to the collected changes, or sends the change immediately if none are being collected.
+    /// Adds a change to the collected changes, or sends it immediately if none are being collected.
     fn collect_or_send(&self, engines: Option<&Engines>, add: impl FnOnce(&mut Changes)) {
         let alone = CHANGES.with_borrow_mut(|gathered| match gathered {
             Some(changes) => {
@@ -370,7 +371,8 @@ impl Tracking {
         self.collect_or_send(None, |changes| changes.all = true);
     }
 
-    /// Sends the messages. Returns whether the client that made the changes also receives one.
+    /// Sends the messages. Returns whether the client that made the changes also receives a
+    /// message.
     fn send(&self, changes: &Changes, engines: Option<&Engines>) -> bool {
         let mut own = false;
         let trackers = self.trackers.read();
@@ -486,7 +488,7 @@ impl Tracking {
         while self.is_over() && self.evict() {}
     }
 
-    /// Handles a new horizon, below which pairs are unknown.
+    /// Handles a new horizon. Pairs of ids below the horizon are unknown.
     fn recycled(&self, engines: &Engines, space: u32, horizon: u64) {
         let taken = self.table.take_below(space, horizon);
         self.collect_or_send(Some(engines), |changes| changes.taken.extend(taken));
@@ -504,8 +506,8 @@ impl Tracking {
         }
     }
 
-    /// Called after a change of users. Disconnects clients whose users may no longer receive their
-    /// broadcasts.
+    /// Disconnects clients whose users may no longer receive their broadcasts. Called after a
+    /// change of users.
     pub fn end_denied(&self, may: impl Fn(&Client, &[u8]) -> bool) {
         let trackers = self.trackers.read();
         let prefixes = self.prefixes.read();

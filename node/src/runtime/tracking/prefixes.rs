@@ -1,7 +1,7 @@
 //! Key prefixes of clients in broadcast mode.
 //!
-//! To match a key, looks up the key's prefix of each length in use. The cost does not depend on the
-//! number of clients.
+//! A lookup tests one prefix of the key for each prefix length in use. Its cost does not depend on
+//! the number of clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -9,7 +9,7 @@ use std::ops::Bound;
 /// Maximum length of a prefix in bytes, which bounds the cost of matching a key.
 pub const MAX_PREFIX: usize = crate::runtime::pubsub::MAX_PATTERN;
 
-/// Trackers with a prefix, and the keys that match it.
+/// Clients that track a prefix, and the changed keys that match the prefix.
 type Matches<'p, 'n> = (&'p BTreeSet<u64>, Vec<&'n [u8]>);
 
 #[derive(Default)]
@@ -52,7 +52,8 @@ impl Prefixes {
         }
     }
 
-    /// For each prefix that matches some of `names`, returns its trackers and the matching names.
+    /// For each prefix that matches some of `names`, returns the clients that track it and the
+    /// matching names.
     pub(crate) fn matching<'n>(&self, names: &'n BTreeSet<Vec<u8>>) -> Vec<Matches<'_, 'n>> {
         let mut found: BTreeMap<&[u8], Matches<'_, 'n>> = BTreeMap::new();
         for name in names {
@@ -65,7 +66,8 @@ impl Prefixes {
         found.into_values().collect()
     }
 
-    /// Returns the trackers with a prefix that may match a key beginning with one of `starts`.
+    /// Returns the clients that track a prefix which may match a key beginning with one of
+    /// `starts`.
     pub(crate) fn touching<'a>(
         &'a self,
         starts: &'a [Vec<u8>],
@@ -104,7 +106,7 @@ pub fn find_overlap<'a>(
         {
             return Some(Overlap::Existing(prefix, other));
         }
-        // Scans the other prefixes only if one of them overlaps.
+        // Scans the other prefixes only if this prefix overlaps one of them.
         let is_twice = counts.get(prefix).is_some_and(|count| *count > 1)
             || (0..prefix.len()).any(|length| counts.contains_key(&prefix[..length]))
             || counts.range::<[u8], _>(behind).next().is_some_and(|(k, _)| k.starts_with(prefix));
@@ -177,7 +179,7 @@ mod tests {
         assert_eq!(find(&none, &["FOO", "FOOBAR"]), told("FOO", "FOOBAR", false));
         assert_eq!(find(&none, &["FOO", "FOO"]), told("FOO", "FOO", false));
         assert_eq!(find(&none, &["x", ""]), told("x", "", false));
-        // Adjacent prefixes in sort order that do not overlap must not hide overlapping ones.
+        // `b` overlaps `ba`, although the prefixes next to them in sort order do not overlap.
         assert_eq!(find(&none, &["a", "b", "c", "ba", "bb"]), told("b", "ba", false));
         assert_eq!(find(&none, &["ab", "ac", "a"]), told("ab", "a", false));
         assert_eq!(find(&none, &["ad", "ac", "ab", "b", "a"]), told("ad", "a", false));

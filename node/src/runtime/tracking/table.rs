@@ -1,4 +1,5 @@
-//! Tracking table: id -> keys of the id, as clients named them -> readers.
+//! Tracking table: maps each id to its keys, as clients named them, and each key to the clients
+//! that have read it.
 //!
 //! The table is divided into shards by id, each with its own lock. An id has few keys (its row, its
 //! cells, its pairs, the id itself), so they are stored in a list.
@@ -25,7 +26,7 @@ pub type Spaces = SmallVec<[u32; 4]>;
 struct Key {
     text: Box<[u8]>,
     spaces: Spaces,
-    /// Numbers of trackers, in ascending order.
+    /// Numbers of the clients that track the key, in ascending order.
     readers: SmallVec<[u64; 2]>,
 }
 
@@ -45,7 +46,7 @@ struct OfId {
     keys: Vec<Key>,
 }
 
-/// Memory of an id without its keys: the list element and the map entry.
+/// Memory used by an id, excluding its keys: the list element and the map entry.
 const ID_BYTES: usize = size_of::<OfId>() + ALLOCATION + 2 * size_of::<(u64, usize)>();
 
 /// A list of ids, for random eviction, and the index of each id.
@@ -136,7 +137,7 @@ impl Shard {
     }
 
     fn keep_readers(&mut self, is_kept: impl Fn(u64) -> bool) {
-        // Iterates backwards, because removing an id moves the last one to its index.
+        // Iterates backwards, because removing an id moves the last id to its index.
         for index in (0..self.ids.len()).rev() {
             for key in &mut self.ids[index].keys {
                 let (readers, bytes) = (key.readers.len(), key.bytes());
@@ -177,12 +178,13 @@ impl Table {
         &self.shards[(id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize % SHARDS]
     }
 
-    /// Runs `work` on a shard, and adds the change of its entries to the total.
+    /// Runs `work` on a shard, and adds the change in its number of entries to the total.
     fn with<R>(&self, shard: &Mutex<Shard>, work: impl FnOnce(&mut Shard) -> R) -> R {
         let mut shard = shard.lock();
         let before = shard.items;
         let done = work(&mut shard);
-        // Wraps around if the number has decreased.
+        // The subtraction wraps around if the number has decreased. The atomic addition then wraps
+        // around as well, so the total is correct.
         self.items.fetch_add(shard.items.wrapping_sub(before), Relaxed);
         done
     }
@@ -209,7 +211,7 @@ impl Table {
         self.with(self.of(id), |shard| shard.remember(id, text, spaces, reader))
     }
 
-    /// Removes and returns the keys that depend on this place.
+    /// Removes and returns the keys of this id that depend on this space.
     pub(crate) fn take(&self, (space, id): Place) -> Vec<RemovedKey> {
         let mut taken = Vec::new();
         self.with(self.of(id), |shard| {
@@ -220,7 +222,7 @@ impl Table {
         taken
     }
 
-    /// Removes and returns the keys that depend on this space, of ids below `end`.
+    /// Removes and returns the keys of ids below `end` that depend on this space.
     pub(crate) fn take_below(&self, space: u32, end: u64) -> Vec<RemovedKey> {
         let mut taken = Vec::new();
         for shard in &self.shards {
@@ -256,16 +258,16 @@ impl Table {
         }
     }
 
-    /// Removes everything. Pass the result to [`drop_in_background`].
+    /// Removes all entries. Pass the result to [`drop_in_background`].
     pub(crate) fn clear(&self) -> Vec<Shard> {
         self.shards.iter().map(|shard| self.with(shard, std::mem::take)).collect()
     }
 }
 
-/// Frees the content of a table, on another thread if it is large.
+/// Frees the contents of a table, on another thread if the table is large.
 pub(crate) fn drop_in_background(shards: Vec<Shard>) {
     if shards.iter().map(|shard| shard.ids.len()).sum::<usize>() > MANY_KEYS {
-        // If no thread can be started, this thread frees it.
+        // If no thread can be started, the closure is dropped here, which frees the contents.
         let _ = std::thread::Builder::new().name("drop".to_owned()).spawn(move || drop(shards));
     }
 }

@@ -78,7 +78,7 @@ impl Master {
         Past { head, tables, late, layout: self.space.layout(), batches: self.log.len() }
     }
 
-    /// Restarts with the current shelf contents. `each` runs after each log batch.
+    /// Restarts from the tables currently on the shelf. Calls `each` after each log batch.
     fn restart(&self, shelf: &Shelf, past: &Past, mut each: impl FnMut(usize, &Space)) -> Space {
         let options = self.space.options().clone();
         let mut late = HashMap::new();
@@ -120,7 +120,7 @@ impl Master {
 /// A restart merges a table before replay reaches the next table of the range. The new file then
 /// covers ids up to the upper range, and the process is killed. The next restart must not assign
 /// all ids of that file to the range. Otherwise an outlier among them would move into the table of
-/// that file. Lookups would miss it once the log opens another table for its id.
+/// that file. Lookups would miss the outlier once the log opens another table for its id.
 #[test]
 fn outlier_in_a_gap_survives_a_killed_start() {
     const FAR: u64 = 1 << 40;
@@ -128,7 +128,7 @@ fn outlier_in_a_gap_survives_a_killed_start() {
     let (shelf, mut master) = (Shelf::default(), Master::new(options));
     (0..10).for_each(|_| master.fill());
     master.set((0..200).map(|n| (FAR + 16 * n, n)));
-    // Below the first id of the upper range, far above the lower range.
+    // This id is below the first id of the upper range, but far above the lower range.
     let outlier = (FAR - 100, 1);
     master.set([outlier]);
     assert_eq!(master.space.origin(outlier.0, &member(outlier.1)), Origin::Outlier);

@@ -127,7 +127,7 @@ fn genpass(call: &mut Call<'_>) -> Outcome {
             rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())
                 .map_err(|e| refuse!("ERR cannot read random bytes from the system: {e}"))?;
     }
-    // Four bits per digit, rounded up.
+    // A hexadecimal digit holds four bits; round up to whole digits.
     let digits: String = random
         .iter()
         .flat_map(|b| [b >> 4, b & 15])
@@ -181,13 +181,14 @@ fn list(call: &mut Call<'_>) -> Outcome {
 }
 
 fn load(call: &mut Call<'_>) -> Outcome {
-    // Do not close the caller's connection here: it must receive its reply first. It checks its
-    // user before the next request.
+    // Do not close the caller's connection here, because it must receive its reply first. The
+    // connection checks its user again before the next request.
     let own = call.session.client.id;
     call.answer_later(move |node, reply| {
         let before = node.acl.all();
         node.acl.load(&node.config().security).map_err(|e| refuse!("ERR {e}"))?;
-        // Close idle connections of removed users. Active ones close at their next request.
+        // Close idle connections of removed users. Active connections of removed users close at
+        // their next request.
         node.settings.touch();
         let others = || node.clients.list().into_iter().filter(|client| client.id != own);
         for client in others() {
@@ -264,7 +265,7 @@ fn setuser(call: &mut Call<'_>) -> Outcome {
     let before = call.node.acl.get(name);
     call.node.acl.set_user(name, &rules, most).map_err(|e| refuse!("ERR {e}"))?;
     call.node.settings.touch();
-    // Closes clients with subscriptions that the new rules no longer allow.
+    // Close the connections of clients with subscriptions that the new rules no longer allow.
     for client in client_admin::denied_listeners(&call.node, before.as_slice()) {
         client_admin::end(call, &client);
     }

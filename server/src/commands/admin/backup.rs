@@ -33,7 +33,7 @@ fn to(call: &mut Call<'_>) -> Outcome {
     let folder = std::str::from_utf8(text).ok();
     let folder = folder.ok_or_else(|| refuse!("ERR Invalid folder name '{}'", Printable(text)));
     let folder = backup::place(&config, folder?).map_err(|why| refuse!("ERR {why}"))?;
-    // The folder may be on a slow network file system.
+    // Run this on another thread, because the folder may be on a slow network file system.
     call.answer_later(move |node, reply| {
         backup::look(&node.config(), &folder).map_err(|why| refuse!("ERR {why}"))?;
         if !node.backups.begin(folder) {

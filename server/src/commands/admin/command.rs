@@ -62,7 +62,7 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec, in_cluster: bool) {
         .enumerate()
         .filter(|(bit, _)| spec.has(1 << bit))
         .map(|(_, name)| *name)
-        // Makes cluster clients call COMMAND GETKEYS.
+        // This flag makes cluster clients call COMMAND GETKEYS.
         .chain(matches!(spec.keys, KeyArgs::Streams(_)).then_some("movablekeys"))
         .collect();
     reply.set(flags.len());
@@ -124,7 +124,7 @@ fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
     reply.bulk(b"range");
     reply.bulk(b"spec");
     // `lastkey` in a key specification is relative to the first key. For stream commands, the first
-    // half of the remaining words are keys (limit 2).
+    // half of the remaining arguments are keys (limit 2).
     let last = if last > 0 { last - first } else { last };
     let (last, step, limit) = if named_from.is_some() { (-1, 1, 2) } else { (last, step, 0) };
     reply.map(3);
@@ -160,8 +160,8 @@ fn named(name: &[u8]) -> Option<&'static Spec> {
     }
 }
 
-/// Maximum number of names per request. The reply describes each command, in about a thousand times
-/// the bytes of its name.
+/// Maximum number of names per request. The reply to each name is about a thousand times as long as
+/// the name.
 const MAX_NAMES: usize = 1024;
 
 /// Returns the names given in a request, up to the limit.
@@ -191,7 +191,7 @@ fn info(call: &mut Call<'_>) -> Outcome {
 }
 
 fn list(call: &mut Call<'_>) -> Outcome {
-    // As in Redis, includes subcommands by their full names.
+    // As in Redis, subcommands are included with their full names.
     let mut specs: Vec<&Spec> =
         node::command::table::with_numbers().map(|(_, spec)| spec).collect();
     let args = call.args.from(2);
@@ -201,7 +201,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
         }
         let (by, value) = (args.at(1), args.at(2));
         if by.eq_ignore_ascii_case(b"module") {
-            // Module name reported by MODULE LIST and HELLO.
+            // Use the module name that MODULE LIST and HELLO report.
             let is_bloom = |s: &&Spec| ["bf.", "cf."].iter().any(|own| s.name.starts_with(own));
             specs.retain(|s| value.eq_ignore_ascii_case(b"bf") && is_bloom(s));
         } else if by.eq_ignore_ascii_case(b"aclcat") {

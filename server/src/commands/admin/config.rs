@@ -34,10 +34,11 @@ pub(crate) const CONFIG: Command =
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]);
 
-/// Maximum length of a name or value in CONFIG SET.
+/// Maximum length in bytes of a name or value in CONFIG SET.
 const MAX_LENGTH: usize = 64 << 10;
 const MAX_ARGS: usize = 1024;
-/// Maximum total length of the patterns of CONFIG GET, each of which is matched against every name.
+/// Maximum total length in bytes of the patterns of CONFIG GET. Each pattern is matched against
+/// every setting's name.
 const MAX_PATTERNS: usize = 8 << 10;
 
 fn get(call: &mut Call<'_>) -> Outcome {

@@ -175,7 +175,7 @@ fn latency_reset(call: &mut Call<'_>) -> Outcome {
 
 fn latency_histogram(call: &mut Call<'_>) -> Outcome {
     let wanted = crate::commands::admin::command::asked_names(call)?;
-    // A container command selects all its subcommands.
+    // The name of a container command selects all of its subcommands.
     let is_wanted = |name: &str| {
         let command = name.split('|').next().unwrap_or_default();
         wanted.is_empty()
@@ -262,7 +262,8 @@ fn memory_usage(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the bytes that a row takes in a full table. `None` if the row does not exist.
+/// Returns the number of bytes that a row takes in a full table, or `None` if the row does not
+/// exist.
 fn row_bytes(
     call: &mut Call<'_>,
     space: &CounterSpace,

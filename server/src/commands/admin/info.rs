@@ -1,4 +1,4 @@
-//! INFO, with Redis's section and field names, for compatibility with its tools.
+//! INFO, with the section and field names of Redis, so that tools for Redis can read it.
 
 use crate::commands::call::Call;
 use dataset::clock::unix_us;
@@ -12,8 +12,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Redis version that commands and replies are compatible with. Client libraries detect features by
-/// this version.
+/// Version of Redis with which commands and replies are compatible. Client libraries detect
+/// features by this version.
 pub(crate) const REDIS_VERSION: &str = "7.4.0";
 
 type Section = (&'static str, fn(&Sample, &mut String));
@@ -38,10 +38,11 @@ const SECTIONS: &[Section] = &[
     ("Ingest", ingest),
 ];
 
-/// Sections included in `all`, or selected by name.
+/// Sections that `all` includes and that can be selected by name.
 const EXTRA_SECTIONS: &[Section] =
     &[("Commandstats", commandstats), ("Latencystats", latencystats)];
-/// Sections selected by name only. They scan every table and therefore run on another thread.
+/// Sections that must be selected by name. These sections scan every table, and therefore run on
+/// another thread.
 const ON_DEMAND: &[Section] = &[("Tables", tables)];
 
 pub(crate) fn info(call: &mut Call<'_>) -> Outcome {
@@ -339,8 +340,8 @@ fn latencystats(Sample { node, .. }: &Sample, out: &mut String) {
 }
 
 fn cpu(_: &Sample, out: &mut String) {
-    // Fields 14 to 17 of proc(5), counted after the closing parenthesis because the process name
-    // may contain spaces.
+    // Fields 14 to 17 of proc(5). Count from the closing parenthesis, because the process name may
+    // contain spaces.
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> =
         stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
@@ -386,8 +387,8 @@ fn spaces(Sample { node, .. }: &Sample, out: &mut String) {
     }
 }
 
-/// Formats the measured false-positive rate with its confidence interval. The filter meets its
-/// declared rate if `measured_at_least` is below `false_positive_rate`.
+/// Formats the measured false-positive rate with its confidence interval. If `measured_at_least` is
+/// below `false_positive_rate`, the measurement does not contradict the configured rate.
 fn measured(measured: phantom::CanaryCounts) -> String {
     let (least, most) = (measured.at_least(), measured.at_most());
     format!(

@@ -150,7 +150,7 @@ fn write(
     }
 }
 
-/// Writes the lag, or nil if the broker has not reported it.
+/// Writes the lag, or nil if the broker has not reported a lag.
 fn write_lag(reply: &mut Reply<'_>, ingest_progress: IngestProgress) {
     reply.bulk(b"lag");
     match ingest_progress.lag {

@@ -162,7 +162,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
             true => call.node.is_loaded() && !call.node.stop.is_stopped(),
             false => !has(b"nosave") && graceful_shutdown::saves_first(&call.node),
         };
-        // A second SHUTDOWN does not wait for the first one's snapshot.
+        // A second SHUTDOWN does not wait for the snapshot of the first.
         if saves && !is_saved && (call.node.stop.begin_save() || has(b"save")) {
             call.session.client.blocked.begin(false);
             let (node, forced) = (call.node.node().clone(), has(b"force") || !has(b"save"));

@@ -122,7 +122,7 @@ impl<'a> UsageParser<'a> {
         vec![group("oneof", choices.into_iter().map(joined).collect())]
     }
 
-    /// Parses up to the end or a closing bracket.
+    /// Parses a sequence up to the end of the text or a closing bracket.
     fn sequence(&mut self) -> Vec<Argument> {
         let mut found: Vec<Argument> = Vec::new();
         while !["", "|", "]", ">"].contains(&self.peek()) {
@@ -162,8 +162,8 @@ impl<'a> UsageParser<'a> {
         found
     }
 
-    /// Parses the content of `[x ...]`, which repeats preceding arguments. Returns their number,
-    /// and whether the token is repeated.
+    /// Parses the content of `[x ...]`, which repeats the preceding arguments. Returns the number
+    /// of repeated arguments, and whether the token is repeated with them.
     fn repeated(&mut self) -> Option<(usize, bool)> {
         let close = self.words.iter().position(|word| *word == "]")?;
         let (inner, last) = self.words[..close].split_at(close.checked_sub(1)?);
@@ -180,7 +180,7 @@ impl<'a> UsageParser<'a> {
         let next = self.peek();
         let announces_one =
             next == "<" || (!["", "|", "[", "]", ">", "..."].contains(&next) && !is_token(next));
-        // A token before several words belongs to the whole bracket.
+        // A token before several words applies to all words in the bracket.
         let several = self
             .words
             .get(1)
@@ -215,7 +215,7 @@ impl<'a> UsageParser<'a> {
             _ if FRACTIONS.contains(&self.spec.name) && INTEGERS.contains(&name.as_str()) => {
                 "double"
             }
-            // Stream entry ids have two parts.
+            // Stream entry ids are strings, because they have two parts.
             "id" | "start" | "end" | "lastid" if self.spec.group == "stream" => "string",
             "min-idle-time" if self.spec.name.ends_with("claim") => "string",
             name if INTEGERS.contains(&name) => "integer",

@@ -1,5 +1,5 @@
-//! CLUSTERX: a controller sets the topology of this node. Syntax, replies and error texts follow
-//! Kvrocks, so that its controller works with this server.
+//! CLUSTERX commands, with which a controller sets the topology of this node. Syntax, replies and
+//! error texts follow Kvrocks, so that the controller of Kvrocks works with this server.
 //!
 //! A node adopts the role that the topology assigns. SETNODES therefore also performs failovers.
 //! Every change is durable before the reply.
@@ -199,7 +199,7 @@ fn confirm_with_others(node: &Node, text: &str, version: i64) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| refuse!("ERR {error}"))?;
     let confirmed = runtime.block_on(confirm_topology(node, &next));
-    // Does not wait for blocking threads: a name lookup may still be running.
+    // Do not wait for blocking threads, because a name lookup may still be running.
     runtime.shutdown_background();
     confirmed
 }
@@ -301,9 +301,9 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Returns whether a host and port of the topology are those of this node: an address that it
-/// listens on, or the announced address. Another node on the same machine differs in port or
-/// address.
+/// Returns whether a host and port of the topology belong to this node. They must be an address
+/// that this node listens on, or the address that it announces. Another node on the same machine
+/// differs in port or address.
 pub(crate) fn is_here(node: &Node, host: &str, port: u16) -> bool {
     let config = node.config();
     let settings = &config.replication;
@@ -320,21 +320,23 @@ pub(crate) fn is_here(node: &Node, host: &str, port: u16) -> bool {
                 .is_ok_and(|mut all| all.any(|at| reached.is_at(at, is_local))))
 }
 
-/// A socket can only be bound to a local address.
+/// Returns whether an IP address is local. A socket can be bound only to a local address.
 fn is_local(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
 struct OwnAddresses<'a> {
-    /// Listening addresses, with and without TLS, also combined with the announced port.
+    /// Listening addresses with and without TLS. Also contains the same IP addresses with the
+    /// announced port.
     addresses: Box<[SocketAddr]>,
-    /// `replica_announce_ip`, which may be a host name, and the ports that apply to it.
+    /// Value of `replica_announce_ip`, which may be a host name, and the ports that apply to that
+    /// address.
     announced: Option<(&'a str, Box<[u16]>)>,
 }
 
 impl OwnAddresses<'_> {
-    /// `listens` are the plain-text addresses; TLS uses the same IPs. Port 0 or an empty host means
-    /// that the address is not configured.
+    /// Collects the addresses. `listens` contains the plain-text addresses; TLS uses the same IP
+    /// addresses. Port 0 or an empty host means that the address is not configured.
     fn of<'a>(
         listens: &[SocketAddr],
         tls_port: u16,
@@ -361,7 +363,8 @@ impl OwnAddresses<'_> {
         OwnAddresses { addresses: addresses.into(), announced: Some((announced_ip, ports.into())) }
     }
 
-    /// Check the port first, because the host may require a name lookup.
+    /// Returns whether this node uses the port. Callers check the port first, because the host may
+    /// require a name lookup.
     fn has_port(&self, port: u16) -> bool {
         let is_announced = |(_, ports): &(&str, Box<[u16]>)| ports.contains(&port);
         port != 0
@@ -376,8 +379,8 @@ impl OwnAddresses<'_> {
         self.announced.as_ref().is_some_and(is_it)
     }
 
-    /// 0.0.0.0 matches every IPv4 address of the machine, :: every IPv6 address; any other address
-    /// matches itself only.
+    /// Returns whether `at` is an address of this node. 0.0.0.0 matches every IPv4 address of the
+    /// machine, and :: every IPv6 address. Any other address matches only itself.
     fn is_at(&self, at: SocketAddr, is_local: impl Fn(IpAddr) -> bool) -> bool {
         let ip = at.ip().to_canonical();
         let is_it = |own: &SocketAddr| {

@@ -2,9 +2,9 @@
 //! requests the other parts ([`peers`]), and merges the elements in the order of the ids.
 //!
 //! A part is the same command with fewer ids. The parts of all requests in a client's pipeline are
-//! sent together. The client's replies are held until every part has arrived or timed out; the
-//! worker serves other clients. If a part fails, the reply has an error for each of its ids. The
-//! whole page is refused only if all nodes refuse it.
+//! sent together. The replies to the client are held back until every part has arrived or timed
+//! out. In the meantime the worker serves other clients. If a part fails, the reply contains an
+//! error for each id of that part. The whole request is refused only if all nodes refuse it.
 //!
 //! A part lists its ids as separate arguments, even if the request packs them. PH.UNSEEN sends
 //! PH.EXISTS, or PH.ADD with MARK, and selects the ids itself. With MARK and LIMIT all ids must
@@ -15,8 +15,9 @@
 //! a hash of the expected element layout ([`shape`]).
 
 use crate::commands::call::{check_packed, view};
-use crate::commands::cluster::gathering::{At, IdOwner, Page, Part, Plan, element_of};
+use crate::commands::cluster::gathering::{At, Columns, IdOwner, Page, Part, Plan, element_of};
 use crate::commands::cluster::{route, shape};
+use crate::commands::feed::among::{check_binary, other_shard, top};
 use crate::commands::flags::unseen;
 use crate::commands::run::run;
 use crate::session::unseen::UnseenOptions;
@@ -24,6 +25,7 @@ use crate::session::{Scratch, Session};
 use dataset::engines::Engines;
 use node::cluster::slot::{of_id, of_text};
 use node::cluster::{Server, Topology};
+use node::command::among::{self, Parts, is_among};
 use node::command::error::Refusal;
 use node::command::id_list::{self, Ids, first_id};
 use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
@@ -34,7 +36,7 @@ use node::roles::node::Now;
 use resp::{Args, Protocol, Reply, RequestQueue, natural};
 use std::cell::LazyCell;
 
-/// Maximum number of requests of one client that wait for other nodes together.
+/// Maximum number of requests of one client that may wait for other nodes at the same time.
 const MAX_GATHERED_REQUESTS: usize = 512;
 
 /// Returns whether a request can be split into parts.
@@ -84,6 +86,7 @@ pub(crate) fn are_all_here(
     if id_list::packed(spec, args).is_some() {
         return Ids::new(spec, args, head, step).all(|(_, id)| is_here(of_id(id)));
     }
+    let args = among::before(args);
     let mut words = args.from(first_id(spec, args, head)).iter().step_by(step);
     words.all(|word| {
         slot_of(word, is_joined, topology).is_none_or(|(slot, is_one)| is_one && is_here(slot))
@@ -94,8 +97,8 @@ fn is_joined(of: Of, args: Args<'_>, node: Now<'_>) -> bool {
     of == Of::View && node.engines().view(args.at(1)).is_some_and(dataset::engines::View::is_joined)
 }
 
-/// Returns the slot of an argument's first id, and whether its other ids belong to the same shard.
-/// `None` means that the argument is an option.
+/// Returns the slot of an argument's first id, and whether the argument's other ids belong to the
+/// same shard. Returns `None` if the argument is an option.
 fn slot_of(word: &[u8], is_joined: bool, topology: &Topology) -> Option<(u16, bool)> {
     if natural(word).is_some() {
         return Some((of_text(word), true));
@@ -151,8 +154,13 @@ impl Plan {
                     plan.is_binary = true;
                     at += 1;
                 }
+                None if is_among(args, at) => {
+                    plan.options.extend(at as u32..args.len() as u32);
+                    break;
+                }
                 None => {
-                    // The word after MARK is an action's name, even if it looks like an id.
+                    // The argument after MARK is the name of an action, even if it looks like an
+                    // id.
                     let is_mark = of == Of::View && word.eq_ignore_ascii_case(b"MARK");
                     for option in at..(at + 1 + usize::from(is_mark)).min(args.len()) {
                         plan.options.push(option as u32);
@@ -164,7 +172,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns the part that contains a slot. `of_master` caches the parts found so far.
+    /// Returns the part that executes the ids of a slot. `of_master` caches the parts found so far.
     fn place(
         &mut self,
         slot: u16,
@@ -216,13 +224,18 @@ pub(crate) fn answer(
     let (number, spec) = separated.unwrap_or((number, spec));
     let mut plan = Plan::new(spec, args, session, node, &topology)?;
     plan.shape = match shape::own(spec, args, node.engines()) {
-        // This node's own part reports the error.
+        // If the layout is unknown on this node, its own part reports the error.
         Err(_) if session.is_coordinator => None,
         shape => shape?,
     };
-    let columns = if plan.is_binary { Some(columns(node.engines(), args.at(1))?) } else { None };
+    let columns = if plan.is_binary { Some(columns(node.engines(), args)?) } else { None };
     if plan.is_binary {
         shape::check_layout(plan.shape, spec, args, node)?;
+    }
+    if let Some(at) = among::position(args)
+        && Parts::new(args, at).space.is_some()
+    {
+        return Err(other_shard());
     }
     if let Some(part) = plan.parts.iter().position(|part| part.at == At::Here) {
         let own = own_part(number, spec, args, told, &plan, part, session, node, scratch);
@@ -262,8 +275,8 @@ fn unseen_options(spec: &Spec, args: Args<'_>) -> Result<Option<UnseenOptions>, 
     unseen::read_options(args, is_packed).map(Some)
 }
 
-/// Returns a request with packed ids, or PH.UNSEEN, as one with separate ids and one element per
-/// id. Returns `None` for other requests.
+/// Converts a request with packed ids, or a PH.UNSEEN request, to a request with separate ids and
+/// one element per id. Returns `None` for any other request.
 fn separate(
     spec: &Spec,
     args: Args<'_>,
@@ -333,11 +346,14 @@ fn counts_marks(spec: &Spec, args: Args<'_>) -> bool {
     spec.sets_flags(args) && Options::new(args, MEMBER + 1).any(limits)
 }
 
-/// Returns the numbers of counters and flags of a view and of each joined view.
-fn columns(engines: &Engines, name: &[u8]) -> Result<Vec<(usize, usize)>, Refusal> {
-    let view = view(engines, name)?;
+/// Returns the columns of a page that the client asked for in the binary form.
+fn columns(engines: &Engines, args: Args<'_>) -> Result<Columns, Refusal> {
+    let view = view(engines, args.at(1))?;
     let views = std::iter::once(view).chain(engines.then(view));
-    Ok(views.map(|view| (engines.columns(view).len(), view.flags())).collect())
+    let views = views.map(|view| (engines.columns(view).len(), view.flags())).collect();
+    let among = among::position(args);
+    among.map_or(Ok(()), |at| check_binary(args, at))?;
+    Ok(Columns { views, among_top: among.map(|at| top(args, at)).transpose()? })
 }
 
 /// Checks whether this node serves a request. If it does not, and the request can be split, sets

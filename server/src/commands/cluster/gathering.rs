@@ -1,7 +1,8 @@
-//! Requests of a client that wait for other nodes: how they were split, what was sent, and how the
-//! replies are merged ([`gather`](super::gather)).
+//! State of a client's requests that wait for other nodes: how each request was split, what was
+//! sent, and how the replies are merged ([`gather`](super::gather)).
 
 use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
+use crate::commands::feed::among::binary_bytes;
 use crate::session::unseen::{Unseen, UnseenOptions};
 use node::client::connect::{put_bulk, put_head};
 use node::cluster::Topology;
@@ -27,7 +28,7 @@ pub(super) struct Part {
     pub(super) at: At,
     pub(super) count: usize,
     pub(super) number: usize,
-    /// The complete reply, or an error of the coordinator if none arrived.
+    /// The complete reply, or the coordinator's error if no reply arrived.
     pub(super) reply: Vec<u8>,
     pub(super) is_answered: bool,
 }
@@ -39,10 +40,10 @@ pub(super) enum IdOwner {
 }
 
 pub(super) struct Plan {
-    /// Number of arguments before the first id, and of arguments per id.
+    /// Number of arguments before the first id. The next field is the number of arguments per id.
     pub(super) head: usize,
     pub(super) step: usize,
-    /// Argument position of each id, with its part or refusal.
+    /// For each id, its argument position, and the part or the refusal to which the id belongs.
     pub(super) ids: Vec<(u32, IdOwner)>,
     /// Positions of options, which every part repeats.
     pub(super) options: Vec<u32>,
@@ -106,13 +107,21 @@ fn put_shape(shape: u64, out: &mut Vec<u8>) {
     put_bulk(out, &word);
 }
 
+/// Columns of a packed page.
+pub(super) struct Columns {
+    /// Number of counters and of flags of the view and of each joined view.
+    pub(super) views: Vec<(usize, usize)>,
+    /// Number of members per row of the option AMONG.
+    pub(super) among_top: Option<usize>,
+}
+
 pub(super) struct Page {
     pub(super) spec: &'static Spec,
     pub(super) request: RequestQueue,
     pub(super) plan: Plan,
-    /// For a packed page: number of counters and of flags of the view and of each joined view.
-    pub(super) columns: Option<Vec<(usize, usize)>>,
-    /// Options of PH.UNSEEN, whose parts are requests for the flag of each id.
+    /// Columns of a packed page.
+    pub(super) columns: Option<Columns>,
+    /// Options of PH.UNSEEN. The parts of such a request ask for the flag of each id.
     pub(super) unseen: Option<UnseenOptions>,
     /// Range in the turn's output that the reply replaces.
     pub(super) place: Range<usize>,
@@ -146,7 +155,8 @@ impl Page {
         };
         for part in 0..self.plan.parts.len() {
             let At::Shard(master) = self.plan.parts[part].at else { continue };
-            // This node is a replica of that shard and may not serve the read, so ask its master.
+            // This node is a replica of that shard and may not serve the read. Send the part to the
+            // shard's master.
             let is_own = topology
                 .own_master()
                 .is_some_and(|own| std::ptr::eq(own, &raw const topology.members()[master]));
@@ -194,7 +204,7 @@ impl Page {
         }
     }
 
-    /// Returns the element of each id, in order, and the trailing error of the page, if any.
+    /// Returns the element of each id, in order, and the error that follows the last row, if any.
     fn elements(&self) -> (Vec<&[u8]>, Option<&[u8]>) {
         let mut replies: Vec<_> = self.plan.parts.iter().map(|p| elements(&p.reply)).collect();
         let mut again = self.again.iter().peekable();
@@ -288,8 +298,8 @@ impl Page {
         }
     }
 
-    /// Selects the unseen ids from the elements of PH.EXISTS or PH.ADD. Any error is the whole
-    /// reply.
+    /// Selects the unseen ids, given the elements of PH.EXISTS or PH.ADD. If any element is an
+    /// error, that error becomes the whole reply.
     fn write_unseen(&self, options: UnseenOptions, elements: &[&[u8]], out: &mut Vec<u8>) {
         if let Some(error) = elements.iter().find(|element| element.starts_with(b"-")) {
             return out.extend_from_slice(error);
@@ -319,15 +329,24 @@ fn moved_to(element: &[u8]) -> Option<Address> {
     Address::of_master(std::str::from_utf8(rest).ok()?.split(' ').nth(1)?)
 }
 
+/// Returns the value of an integer element; -1 for a null.
+fn integer_of(element: &[u8]) -> i64 {
+    resp::integer(&element[1..element.len() - 2]).unwrap_or(-1)
+}
+
+/// Returns the value of an element that is a number, as an integer or as a bulk string.
+fn number_of(element: &[u8]) -> u64 {
+    let mut lines = element.split(|byte| *byte == b'\r');
+    let first = lines.next().and_then(|line| line.strip_prefix(b":"));
+    let text = first.or_else(|| lines.next().and_then(|line| line.strip_prefix(b"\n")));
+    text.and_then(resp::natural).unwrap_or(0)
+}
+
 /// Writes a packed page in the format of FEED.GET ... BINARY. Unavailable rows consist of
-/// [`MISSING`] bytes, and the first error follows.
-fn write_packed(
-    columns: &[(usize, usize)],
-    rows: &[&[u8]],
-    beyond: Option<&[u8]>,
-    out: &mut Vec<u8>,
-) {
-    let width: usize = columns.iter().map(|(counters, flags)| counters * 8 + flags).sum();
+/// [`MISSING`] bytes. The first error, if any, follows the page.
+fn write_packed(columns: &Columns, rows: &[&[u8]], beyond: Option<&[u8]>, out: &mut Vec<u8>) {
+    let views = columns.views.iter().map(|(counters, flags)| counters * 8 + flags);
+    let width = views.sum::<usize>() + columns.among_top.map_or(0, binary_bytes);
     let first_error = rows.iter().copied().find(|row| row.starts_with(b"-")).or(beyond);
     if first_error.is_some() {
         put_head(out, b'*', 2);
@@ -335,18 +354,26 @@ fn write_packed(
     put_head(out, b'$', rows.len() * width);
     for row in rows {
         let end = out.len() + width;
-        // An error has no columns.
+        // If the row is an error, it has no cells, and `resize` below fills the columns.
         let mut cells = elements(row).into_iter().flatten();
-        for (counters, flags) in columns {
+        for (counters, flags) in &columns.views {
             for cell in cells.by_ref().take(*counters) {
-                let value = resp::integer(&cell[1..cell.len() - 2]).unwrap_or(-1);
-                out.extend_from_slice(&value.to_le_bytes());
+                out.extend_from_slice(&integer_of(cell).to_le_bytes());
             }
             out.extend(cells.by_ref().take(*flags).map(|cell| match cell {
                 b":0\r\n" => 0,
                 b":1\r\n" => 1,
                 _ => MISSING,
             }));
+        }
+        if let (Some(_), Some(count), Some(members)) =
+            (columns.among_top, cells.next(), cells.next())
+        {
+            out.extend_from_slice(&integer_of(count).to_le_bytes());
+            for member in elements(members).into_iter().flatten() {
+                out.extend_from_slice(&number_of(member).to_le_bytes());
+            }
+            out.resize(end, 0);
         }
         out.resize(end, MISSING);
     }

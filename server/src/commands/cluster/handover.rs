@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Timeout of the client pause during a handover. The handover ends the pause explicitly.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Maximum lag of a replica, in log bytes, that counts as in sync.
+/// Maximum lag of a replica, in bytes of the log, at which the replica counts as in sync.
 const MAX_IN_SYNC_LAG_BYTES: u64 = 1 << 20;
 
 /// Starts the handover, which continues even if the client disconnects.
@@ -118,7 +118,7 @@ impl HandoverSource for LocalMaster {
     }
 }
 
-/// Returns the link to a replica; fails if the replica is not in sync.
+/// Returns the address of a replica. Fails if the replica is not in sync.
 fn replica_in_sync(node: &Node, taker: &Member) -> Result<Master, Refusal> {
     let Member { host, port, .. } = taker;
     let end = node.durability.shown().offset;

@@ -1,10 +1,11 @@
 //! Connections of a worker to other cluster nodes, for parts of pages.
 //!
-//! A worker has one connection per node and shares it among its clients. Requests queued in one
-//! event-loop iteration go out in one write. Replies arrive in request order. A request without a
-//! reply within `cluster.peer_timeout` fails, and a late reply is discarded. A connection
-//! without replies for that time is closed. While a node is unreachable, requests to it fail
-//! immediately; reconnects follow every [`RETRY_EVERY`].
+//! A worker has one connection per node and shares it among its clients. The requests that are
+//! queued in one event-loop iteration are sent in one write. Replies arrive in the order of the
+//! requests. A request without a reply within `cluster.peer_timeout` fails, and a late reply is
+//! discarded. A connection on which no reply arrives for that time is closed. While a node is
+//! unreachable, requests to it fail immediately, and the worker tries to reconnect every
+//! [`RETRY_EVERY`].
 
 use node::client::connect;
 use node::cluster::topology::MAX_NODES;
@@ -30,18 +31,20 @@ use tokio::time::Sleep;
 
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 const READ_BYTES: usize = 64 << 10;
-/// Maximum number of unsent request bytes per node.
+/// Maximum number of unsent request bytes per connection.
 const MAX_UNSENT_BYTES: usize = 16 << 20;
-/// Maximum number of requests without a reply.
+/// Maximum number of requests per connection that have no reply yet.
 const MAX_PENDING_REQUESTS: usize = 1 << 16;
-/// Maximum number of connections per worker: two to every node of a topology, one per role.
+/// Maximum number of connections per worker. Every node of a topology may have two, one per role.
 const MAX_LINKS: usize = 2 * MAX_NODES;
-/// Maximum reply size. A larger reply closes the connection and fails all its requests.
+/// Maximum size of a reply in bytes. A larger reply closes the connection, which fails all pending
+/// requests.
 const MAX_REPLY_BYTES: usize = 512 << 20;
-/// Maximum size of a reply that is stored even above the client's output limit. Replies to writes
-/// do not exceed this size.
+/// Maximum size in bytes of a reply that is stored even if the replies exceed the client's output
+/// limit. Replies to writes do not exceed this size.
 const SMALL_REPLY_BYTES: usize = 1 << 10;
-/// One in this many reads goes to a node other than the nearest, to update its measured latency.
+/// One in this many reads is not sent to the nearest node but to the next node in turn, so that its
+/// latency is measured again.
 const LOOK_AGAIN: u32 = 64;
 
 #[derive(Clone, Debug)]
@@ -54,7 +57,8 @@ pub(crate) enum Failure {
 /// Complete reply of another node, or a failure.
 pub(crate) type Answer = Result<Vec<u8>, Failure>;
 
-/// Requests of a client to other nodes. The batch completes when all of them have replies.
+/// Requests of one client to other nodes. The batch is complete when every request has a reply or
+/// has failed.
 #[derive(Default)]
 pub(crate) struct Batch(Mutex<Answers>);
 
@@ -149,7 +153,7 @@ struct Waiter {
 struct PeerLinkState {
     /// Error of requests made while the node is disconnected.
     down: Option<String>,
-    /// Unsent requests, and their number.
+    /// Encoded requests that were not sent yet. The next field is their number.
     out: Vec<u8>,
     unsent: usize,
     waiting: VecDeque<Waiter>,
@@ -276,14 +280,14 @@ fn late(timeout: Duration) -> String {
 
 struct Wire {
     socket: Socket,
-    /// Request bytes being sent, and the number of those already written.
+    /// Request bytes that are being sent. The next field is the number of bytes already written.
     out: Vec<u8>,
     sent: usize,
     unflushed: bool,
     input: Vec<u8>,
     end: ReplyEnd,
     heard: Instant,
-    /// Timeout of the request that was the oldest when the timer was set.
+    /// Timer for the request that was the oldest when the timer was set.
     due: Pin<Box<Sleep>>,
     is_due_set: bool,
 }
@@ -384,7 +388,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Returns the number of bytes consumed. `most` limits the replies of one batch.
+    /// Assigns the replies in `bytes` to their requests, and returns the number of bytes consumed.
+    /// `most` limits the size of all replies in one batch.
     fn take(&mut self, bytes: &[u8], link: &Link, most: usize) -> io::Result<usize> {
         let mut start = 0;
         let mut state = link.state.lock();
@@ -456,7 +461,7 @@ impl Wire {
 #[derive(Default)]
 pub(crate) struct Peers {
     all: HashMap<Address, Arc<Link>>,
-    /// Links to the members of the topology, by position.
+    /// Topology to which `member_links` belongs. That list contains a link per member, by position.
     topology: Option<Arc<Topology>>,
     member_links: Vec<Option<Arc<Link>>>,
     turns: u32,
@@ -480,7 +485,8 @@ fn retire(link: &Link) {
 }
 
 impl Peers {
-    /// Returns the link to the node named by a MOVED error. `None` if [`MAX_LINKS`] is reached.
+    /// Returns the link to the node that a MOVED error names, or `None` if [`MAX_LINKS`] is
+    /// reached.
     pub(crate) fn moved_to(
         &mut self,
         address: Address,

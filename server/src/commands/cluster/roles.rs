@@ -17,9 +17,9 @@ pub(crate) fn require_cluster(node: &Node) -> Outcome {
 }
 
 /// Adopts the role that the topology assigns. First waits until no worker uses an older topology. A
-/// node outside the topology keeps its role and owns no slot. `is_news`: the topology has changed.
-/// Only a changed topology allows a fenced master to accept writes again. `gives_up`: a replica
-/// discards its data, which may belong to another shard, and fetches its new master's data.
+/// node outside the topology keeps its role and owns no slot. `is_news` is true if the topology has
+/// changed; only a changed topology allows a fenced master to accept writes again. If `gives_up`, a
+/// replica discards its data, which may belong to another shard, and fetches its new master's data.
 pub(crate) fn obey(node: &Node, is_news: bool, gives_up: bool) -> Outcome {
     node.wait_for_turns();
     let topology = node.cluster.topology();
@@ -42,7 +42,8 @@ pub(crate) fn obey(node: &Node, is_news: bool, gives_up: bool) -> Outcome {
         Some(master) => tracing::info!("replica of {master} by topology {}", topology.version),
         None => {
             tracing::info!("master by topology {}", topology.version);
-            // The topology may be outdated, so a HEARTBEAT must confirm the master as well.
+            // The topology may be outdated. A HEARTBEAT must therefore also confirm that this node
+            // is the master.
             if node.cluster.lease().is_some() && was_replica {
                 node.replication.lease(&node.config(), Duration::ZERO, false);
             }

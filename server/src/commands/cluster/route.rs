@@ -20,8 +20,8 @@ pub(crate) struct Router<'a> {
     reads_here: bool,
     first: Option<u16>,
     is_parted: bool,
-    /// Whether the ids belong to several slots. `are_all_here`: this node serves all of them.
-    /// `share_node`: one node serves all of them.
+    /// Whether the ids belong to several slots. `are_all_here` is true if this node serves all of
+    /// these slots, and `share_node` if a single node does.
     spans_slots: bool,
     are_all_here: bool,
     share_node: bool,
@@ -70,7 +70,8 @@ impl<'a> Router<'a> {
             return Err(refusal);
         }
         let Some(slot) = self.first else { return Ok(()) };
-        // As in Redis, refused even if one node owns all slots, since they may move apart.
+        // As in Redis, this is refused even if one node owns all slots, because the slots may later
+        // move to different nodes.
         if self.is_parted {
             return Err(CROSS_SLOT);
         }
@@ -97,8 +98,8 @@ pub(crate) fn reads_replica(session: &Session, node: Now<'_>) -> bool {
 }
 
 /// Returns whether this replica has the data of the master that the topology assigns. A replica
-/// without it would return missing rows or rows of another shard. The data stays valid while the
-/// link is down.
+/// that lacks this data would miss rows, or return rows of another shard. The data stays valid
+/// while the link is down.
 pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
     let (topology, replication) = (node.cluster.topology(), &node.replication);
     // The topology changes before the node's role changes. With Sentinel, the master may appear

@@ -1,6 +1,6 @@
-//! Layout check between nodes. Two nodes may define a view, action or counter space of the same
-//! name differently. A node refuses a part whose expected layout differs from its own, or whose
-//! layout changes during the request (`TM.SPACE ALTER`).
+//! Layout check between cluster nodes. Two nodes may have different definitions of a view, action
+//! or counter space with the same name. A node refuses a part if the expected layout differs from
+//! its own layout, or if its layout changes during the request (`TM.SPACE ALTER`).
 
 use crate::commands::call::{action, counter_space, view};
 use crate::commands::cluster::gathering::SHAPE;
@@ -13,8 +13,8 @@ use node::command::table::Found;
 use node::roles::node::Now;
 use resp::Args;
 
-/// Returns the hash of the element layout. `None` if the request alone determines the layout. Fails
-/// if the view, action or counter space does not exist.
+/// Returns the hash of the reply's element layout. Returns `None` if the request alone determines
+/// the layout. Fails if the view, action or counter space does not exist.
 pub(crate) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Option<u64>, Refusal> {
     let KeyArgs::Ids(of, ..) = spec.keys else { return Ok(None) };
     let name = args.at(1);
@@ -50,7 +50,7 @@ fn split_part(found: Found, args: Args<'_>) -> (Args<'_>, Option<u64>) {
     }
 }
 
-/// Executes a part if the expected layout matches.
+/// Executes a part of a request if the layout matches the layout that the coordinator expects.
 #[inline]
 pub(crate) fn execute_part(
     told: Option<u64>,

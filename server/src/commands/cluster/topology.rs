@@ -1,10 +1,10 @@
 //! CLUSTER commands. A cluster node replies according to its topology.
 //!
 //! Any other server presents itself as a cluster of one shard: this node, or its master, owns all
-//! slots. Cluster clients can therefore connect without configuration. HELLO and INFO
-//! (`cluster_enabled:0`) describe a standalone server to all other clients. Cluster clients request
-//! the slots without checking them. Node ids are hashes of addresses, so they are equal on all
-//! nodes and stable across restarts.
+//! slots. Cluster clients can therefore connect without configuration. To all other clients, HELLO
+//! and INFO (`cluster_enabled:0`) describe a standalone server. Cluster clients request the slots
+//! without reading these fields. Node ids are hashes of addresses, so they are equal on all nodes
+//! and stable across restarts.
 //!
 //! There is no cluster bus. A controller changes the cluster; Redis's commands for that purpose are
 //! refused.
@@ -153,7 +153,7 @@ fn read_write(call: &mut Call<'_>) -> Outcome {
 }
 
 struct ClusterNode {
-    /// 40 characters.
+    /// Node id of 40 characters.
     id: String,
     ip: String,
     port: u16,
@@ -162,7 +162,7 @@ struct ClusterNode {
     /// Log offset, as last reported to this node.
     offset: u64,
     state: State,
-    /// Times of the last health check and of its last reply.
+    /// Time of the last health check, and time of the last reply to a health check.
     pulse: PollState,
 }
 
@@ -183,7 +183,7 @@ impl ClusterNode {
 struct ClusterMap {
     version: i64,
     places: Vec<ClusterNode>,
-    /// First and last slot, and the index of the master.
+    /// Ranges of slots: first slot, last slot, and index of the master.
     ranges: Vec<(u16, u16, usize)>,
 }
 
@@ -263,7 +263,7 @@ fn places(call: &Call<'_>) -> Vec<ClusterNode> {
     let node = call.node;
     let config = node.config();
     let settings = &config.replication;
-    // The address that this client has connected to, unless another one is configured.
+    // Use the address to which this client has connected, unless another address is configured.
     let local = call.session.client.local;
     let announced_port = Some(settings.replica_announce_port).filter(|&port| port != 0);
     let ip = match settings.replica_announce_ip.as_str() {
@@ -309,7 +309,7 @@ fn slots(call: &mut Call<'_>) -> Outcome {
     reply.array(map.ranges.len());
     for &(first, last, master) in &map.ranges {
         let master = &map.places[master];
-        // Clients send reads to every replica in the reply.
+        // List only online replicas, because clients send reads to every replica in the reply.
         let replicas: Vec<_> =
             map.replicas_of(master).filter(|place| place.state == State::Online).collect();
         reply.array(3 + replicas.len());

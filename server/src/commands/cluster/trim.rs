@@ -2,9 +2,9 @@
 //! slots were given away or the shard was split. Such rows and pairs are not served, but use memory
 //! and appear in scans and counts.
 //!
-//! Rows are deleted through the log, as by DEL. Pairs are only removed from the ledger's files,
-//! which are local to each node. Their flags stay in the filters until the table is recycled or
-//! rebuilt from the ledger, because a filter cannot remove the pairs of an id.
+//! Rows are deleted through the log, as by DEL. Pairs are removed only from the ledger's files,
+//! which are local to each node. The flags of these pairs stay in the filters until their table is
+//! recycled, or is rebuilt from the ledger, because a filter cannot remove the pairs of an id.
 
 use crate::commands::call::{Call, disk, integer};
 use crate::commands::cluster::roles::require_cluster;

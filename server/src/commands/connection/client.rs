@@ -71,8 +71,9 @@ pub(crate) const COMMANDS: &[Command] = &[
 ];
 
 fn ping(call: &mut Call<'_>) -> Outcome {
-    // Sentinel replaces a master that answers PING with any error but LOADING. As in Redis, a node
-    // that cannot write therefore answers with an error, unless `ping_fails_with_log` is off.
+    // Sentinel treats a master as failed if it answers PING with an error other than LOADING. As in
+    // Redis, a node that cannot write therefore answers with an error, unless `ping_fails_with_log`
+    // is off.
     if call.node.config().durability.ping_fails_with_log
         && let Some(text) = call.node.durability.refusal()
     {
@@ -206,7 +207,8 @@ fn quit(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Removes the state that the node stores for a connection, on RESET and when it closes.
+/// Removes the state that the node stores for a connection. Called by RESET and when the connection
+/// closes.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     transaction::forget(session, node);
     pubsub::forget(session, node);
@@ -221,7 +223,8 @@ fn reset(call: &mut Call<'_>) -> Outcome {
     forget(call.session, &call.node);
     let client = &call.session.client;
     if listened {
-        // Deliver these messages: their publishers have counted this client as a receiver.
+        // Deliver the pending messages, because their publishers have counted this client as a
+        // receiver.
         client.inbox.take(call.reply.bytes(), None);
     }
     client.set_protocol(Protocol::Resp2);
@@ -256,7 +259,8 @@ fn getname(call: &mut Call<'_>) -> Outcome {
 
 const MAX_NAME: usize = 256;
 
-/// Names appear in the space-separated lines of CLIENT LIST.
+/// Returns whether a name consists of printable ASCII characters other than spaces. Names appear in
+/// the space-separated lines of CLIENT LIST.
 fn is_plain(name: &[u8]) -> bool {
     name.iter().all(|b| (b'!'..=b'~').contains(b))
 }

@@ -176,8 +176,8 @@ pub(crate) fn disconnect_named_users(call: &mut Call<'_>, names: &[&str]) {
     }
 }
 
-/// Returns the clients with a subscription that the ACL no longer allows. `before` holds the users
-/// before the change. Skips users that have lost no channel permission.
+/// Returns the clients with a subscription that the ACL no longer allows. `before` contains the
+/// users as they were before the change. Skips users that have lost no channel permission.
 pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Client>> {
     let loses = |old: &Arc<User>| {
         let now = node.acl.get(old.name())?;
@@ -248,7 +248,7 @@ fn pause(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Ten years; larger values could overflow an `Instant`.
+/// Maximum duration of a pause: ten years. Larger values could overflow an `Instant`.
 const MAX_PAUSE_MS: u64 = 10 * 365 * 86_400_000;
 
 fn unpause(call: &mut Call<'_>) -> Outcome {

@@ -92,7 +92,7 @@ fn tracking(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Checks the options for conflicts with each other and with the current mode.
+/// Checks that the options are consistent with each other and with the current mode.
 fn check(options: &Options, prefixes: &[&[u8]], before: Option<&Tracked>) -> Outcome {
     if !options.broadcast && !prefixes.is_empty() {
         return Err(refuse!("ERR PREFIX option requires BCAST mode to be enabled"));
@@ -185,7 +185,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
     Ok(())
 }
 
-/// Turns tracking off, for CLIENT TRACKING OFF, RESET, and a closed connection.
+/// Turns tracking off. Called by CLIENT TRACKING OFF and RESET, and when the connection closes.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     if let Some(tracked) = session.tracking.take() {
         node.tracking.stop(&tracked.tracker, &tracked.prefixes);
@@ -194,7 +194,7 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
     session.tracks_reads = false;
 }
 
-/// Turns tracking off if the newly authenticated user lacks permission for its prefixes.
+/// Turns tracking off if the newly authenticated user has no permission for the tracked prefixes.
 pub(crate) fn forget_denied(session: &mut Session, node: &Node) {
     let user = session.access.user.as_deref();
     let is_denied = session
@@ -206,7 +206,7 @@ pub(crate) fn forget_denied(session: &mut Session, node: &Node) {
     }
 }
 
-/// Closes connections whose users have lost permission for their prefixes.
+/// Closes the connections whose users no longer have permission for the tracked prefixes.
 pub(crate) fn end_denied(node: &Node) {
     let may = |client: &Client, prefix: &[u8]| {
         let user = client.names.lock().user.clone();
@@ -287,7 +287,7 @@ pub(crate) fn begin(session: &Session, node: &Node) {
 
 #[cold]
 pub(crate) fn end(found: Found, session: &mut Session, node: Now<'_>) {
-    // Invalidations of a client's own changes follow its reply.
+    // A client receives the invalidations caused by its own changes after the reply.
     session.messages_due |= node.tracking.end(node.loaded());
     let is_client = found.is_some_and(|(_, spec)| spec.name == "client");
     if session.transaction.is_none() && !is_client {
@@ -312,9 +312,10 @@ pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now
     if options.opt_in && !tracked.caching || options.opt_out && tracked.caching {
         return;
     }
-    // A key outside all spaces never changes.
+    // A key outside all spaces is not recorded, because it never changes.
     let packed = id_list::packed(spec, args);
-    Footprint::new(spec, args, engines).each(|at, touch| {
+    let footprint = Footprint::new(spec, args, engines);
+    let mut remember = |at, touch: Touch<'_>| {
         let spaces = match touch {
             Touch::Row(space, _) => Spaces::from_slice(&[space.number()]),
             Touch::Pair(space, ..) => Spaces::from_slice(&[space.number()]),
@@ -326,5 +327,7 @@ pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now
         let text = (packed == Some(at)).then(|| touch.id().to_string());
         let key = text.as_deref().map_or(args.at(at), str::as_bytes);
         node.tracking.remember(tracker, touch.id(), key, &spaces);
-    });
+    };
+    footprint.each(&mut remember);
+    footprint.among().into_iter().for_each(|among| among.each(&mut remember));
 }

@@ -65,10 +65,10 @@ pub(crate) const COMMANDS: &[Command] = &[
         .linear("ids"),
 ];
 
-/// Number of rows read together, so that their cache misses overlap. Limits the memory for their
-/// values.
+/// Number of rows read together, so that their cache misses overlap. The number also limits the
+/// memory for the values of these rows.
 pub(crate) const READ_BATCH_ROWS: usize = 1024;
-/// Number of rows prefetched together before they are changed. More rows would evict the first ones
+/// Number of rows prefetched together before they are changed. More rows would evict the first rows
 /// from the L1 cache.
 const WRITE_BATCH_ROWS: usize = 32;
 
@@ -135,7 +135,7 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     call.scratch.changes.clear();
     let mut args = call.args.from(3).iter();
     while let Some(word) = args.next() {
-        // The configuration rejects fields named like an option.
+        // A field cannot have the name of an option, because the configuration rejects such names.
         if let Some(position) = schema.index_of(word) {
             let delta = integer(args.next().ok_or_else(|| call.wrong_arity())?)?;
             call.scratch.changes.push(Change { field: position, delta });
@@ -167,7 +167,8 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     match used {
         None => call.node.engines().add(space, id, changes, &bounds, row)?,
         Some(token) => {
-            // Also bounds the values that are stored with the token.
+            // Without repeated counters, the number of values stored with the token is bounded as
+            // well.
             let mut fields: Vec<usize> = changes.iter().map(|change| change.field).collect();
             refuse_repeated(&mut fields)?;
             let once = once(token, false);
@@ -273,8 +274,8 @@ fn set(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Parses `field value` pairs from argument `first` on. As in Redis, a repeated field takes its
-/// last value.
+/// Parses `field value` pairs from the argument at index `first` on. As in Redis, if a field is
+/// repeated, its last value counts.
 pub(crate) fn read_values(
     call: &Call<'_>,
     space: &CounterSpace,
@@ -295,7 +296,7 @@ pub(crate) fn read_values(
     Ok(values)
 }
 
-/// Values to set. There is at most one per field, so they fit on the stack.
+/// Values to set. There is at most one value per field, so the list fits on the stack.
 pub(crate) struct Values {
     list: [(usize, i64); counter::MAX_FIELDS],
     length: usize,

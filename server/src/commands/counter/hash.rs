@@ -68,8 +68,8 @@ fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
     space.index_of(name).ok_or_else(|| no_field(space.name(), name))
 }
 
-/// Reads a row into `scratch.row`. Returns whether the row exists, and the read view with its
-/// schema.
+/// Reads a row into `scratch.row`. Returns whether the row exists, and the view with which it was
+/// read, which contains the schema.
 fn read<'a>(
     call: &mut Call<'_>,
     space: &'a CounterSpace,
@@ -85,7 +85,7 @@ fn read<'a>(
 }
 
 fn hset(call: &mut Call<'_>) -> Outcome {
-    // As in Redis, checked before the key.
+    // As in Redis, the number of arguments is checked before the key.
     if !call.args.len().is_multiple_of(2) {
         return Err(call.wrong_arity());
     }
@@ -97,7 +97,7 @@ fn hset(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hmset(call: &mut Call<'_>) -> Outcome {
-    // As in Redis, checked before the key.
+    // As in Redis, the number of arguments is checked before the key.
     if !call.args.len().is_multiple_of(2) {
         return Err(call.wrong_arity());
     }
@@ -164,14 +164,14 @@ fn hmget(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns one field of the row in `scratch.row`. `None` if the row or the field does not exist.
+/// Returns one field of the row in `scratch.row`, or `None` if the row or the field does not exist.
 #[inline]
 fn value_of(call: &Call<'_>, exists: bool, schema: &Schema, name: &[u8]) -> Option<i64> {
     let field = schema.index_of(name).filter(|_| exists)?;
     Some(call.scratch.row[field])
 }
 
-/// Writes the value of a field, or nil if it is absent.
+/// Writes the value of a field, or nil if the field is absent.
 #[inline]
 fn write_field(call: &mut Call<'_>, exists: bool, schema: &Schema, name: &[u8]) {
     match value_of(call, exists, schema, name) {
@@ -302,7 +302,7 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
     };
     let (exists, view) = read(call, space, id)?;
     if !exists {
-        // As in Redis, before the options are parsed.
+        // As in Redis, an absent key is detected before the options are parsed.
         write_none_scanned(call);
         return Ok(());
     }

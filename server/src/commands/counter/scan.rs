@@ -8,7 +8,7 @@ use node::command::spec::Outcome;
 use resp::Reply;
 use tokio::runtime::Handle;
 
-/// Bit of a cursor that is set while the scan visits cold rows.
+/// Bit of a cursor that is set while the scan visits rows on disk.
 const ON_DISK: u64 = 1 << counter::scan::CURSOR_BITS;
 /// Exclusive upper bound of a space's cursors.
 pub(crate) const CURSOR_LIMIT: u64 = ON_DISK << 1;
@@ -17,7 +17,8 @@ pub(crate) const CURSOR_LIMIT: u64 = ON_DISK << 1;
 pub(crate) const MOST_KEYS: u64 = 10_000;
 
 /// Passes the ids of about `max_rows` rows to `take`, in one step of a scan. Returns the next
-/// cursor, below [`CURSOR_LIMIT`]; 0 starts and ends a scan. Reads cold rows synchronously.
+/// cursor, which is less than [`CURSOR_LIMIT`]. Cursor 0 starts a scan and marks its end. Reads
+/// cold rows synchronously.
 pub(crate) fn step(
     space: &CounterSpace,
     cursor: u64,
@@ -86,7 +87,8 @@ pub(super) fn run(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Writes the reply. With `waits`, the thread may block, so it reads all cold blocks concurrently.
+/// Writes the reply. If `waits` is given, the thread may block, so all cold blocks are read
+/// concurrently.
 fn answer(
     space: &CounterSpace,
     asked: &ScanRequest,

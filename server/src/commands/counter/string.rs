@@ -90,8 +90,8 @@ const SET_EXPIRES: &str =
 const WHOLE_ROW: usize = usize::MAX;
 
 /// Resolves a key for GET: a cell, or a row of a space with `text_rows`. Returns `None` for a key
-/// outside all spaces. If a space has `text_rows`, returns an error instead, which clients of
-/// Weibo's service expect.
+/// outside all spaces. If any space has `text_rows`, returns an error instead, because clients of
+/// Weibo's service expect an error.
 #[inline]
 fn readable<'a>(
     call: &Call<'a>,
@@ -105,7 +105,7 @@ fn readable<'a>(
     }
 }
 
-/// Returns whether a space supports clients of Weibo's service.
+/// Returns whether any space supports clients of Weibo's service.
 fn is_weibo_mode(call: &Call<'_>) -> bool {
     call.node.engines().counters().iter().any(|space| space.text_rows)
 }
@@ -248,7 +248,7 @@ pub(crate) fn value(
     Ok(found.then(|| row.get(field).copied().unwrap_or(0)))
 }
 
-/// Like [`value`], for a cell that may be absent.
+/// Like [`value`], but the cell may be `None`.
 fn existing_value(cell: Option<(&CounterSpace, u64, usize)>) -> Result<Option<i64>, Unreadable> {
     cell.map_or(Ok(None), |(space, id, field)| value(space, id, field))
 }
@@ -302,7 +302,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     }
     let alone = engines.lock_id(id);
-    // As for HSETNX, a counter of 0 counts as absent.
+    // As in HSETNX, a counter with value 0 counts as absent.
     let old = value(space, id, field)?.filter(|&old| !absent || old != 0);
     let does = !(absent && old.is_some() || present && old.is_none());
     if does {
@@ -317,12 +317,13 @@ fn set(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns whether a word of SET or GETEX is followed by a time.
+/// Returns whether an option of SET or GETEX must be followed by a time.
 fn is_expiry(word: &[u8]) -> bool {
     [&b"ex"[..], b"px", b"exat", b"pxat"].iter().any(|name| word.eq_ignore_ascii_case(name))
 }
 
-/// Fails unless the space ignores expiries. Returns whether an absolute time is in the past.
+/// Fails unless the space ignores expiries. Returns whether the given time is absolute and in the
+/// past.
 fn check_expiry(
     call: &Call<'_>,
     space: &CounterSpace,
@@ -390,12 +391,12 @@ fn getex(call: &mut Call<'_>) -> Outcome {
         4 if is_expiry(call.args.at(2)) => Some((call.args.at(2), call.args.at(3))),
         _ => return Err(Refusal::SYNTAX),
     };
-    // For an absent key the expiry has no effect, so it is not checked.
+    // If the key is absent, the expiry has no effect and is not checked.
     if let Some((unit, time)) = expiry
         && let Some((space, ..)) = readable(call, call.args.at(1))?
         && check_expiry(call, space, unit, time)?
     {
-        // GETEX is a read command here and must not delete.
+        // GETEX must not delete, because it is a read command on this server.
         return Err(refuse!("ERR GETEX with a time in the past does not delete: use GETDEL"));
     }
     get(call)

@@ -2,6 +2,7 @@
 
 use crate::commands::call::{Call, action, id, view};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
+use crate::commands::feed::among;
 use crate::commands::flags::phantom::write_change;
 use crate::commands::items::FEW;
 use crate::commands::log_size;
@@ -11,8 +12,8 @@ use crate::session::scratch::{Asked, Scratch};
 use crate::session::suspend::Suspension;
 use dataset::cold::UnreadableIds;
 use dataset::engines::{Action, Page, View};
-use node::command::error::Printable;
-use node::command::error::{Refusal, refuse};
+use node::command::among::is_among;
+use node::command::error::{Printable, Refusal, refuse};
 use node::command::id_list::is_ids;
 use node::command::spec::{KeyArgs, NO_KEYS, Of, Outcome, READ, flag};
 use phantom::{Answer, BATCH, Change, Member};
@@ -24,7 +25,8 @@ const FEED: Group = Group::new("feed", "0.1.0", NO_KEYS);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     FEED.row("feed.get", -4, READ | flag::MAY_WRITE | flag::NAMED | flag::PER_ID | flag::PACKED,
-        "view viewer <IDS packed|id [id ...]> [BINARY] [EXACT] [MARK action]", Long(get),
+        "view viewer <IDS packed|id [id ...]> [BINARY] [EXACT] [MARK action] \
+         [AMONG flag [TOP count] <MEMBERS packed|OF space|member [member ...]>]", Long(get),
         "Returns for each id an array: the view's counters, then its flags for the viewer (1, 0, \
          or nil if the id is below the horizon). If the view joins other views (then), an entry \
          is several ids, post/author, and its array has the rows of all of them. BINARY returns \
@@ -37,7 +39,12 @@ pub(crate) const COMMANDS: &[Command] = &[
          must move exactly one counter; of an entry with several ids it applies to the first. An \
          id whose mark fails has the error in place of its row. If all marks fail (MISCONF: the \
          log cannot be written), the rows are complete and the error follows as an extra element; \
-         with BINARY the reply is then an array of the string and the first error.")
+         with BINARY the reply is then an array of the string and the first error. AMONG, which \
+         comes last, adds two elements to each row: how many of the members have set the flag on \
+         the id, and the first TOP (3) of them in the given order. It takes up to 2,000 members; \
+         MEMBERS takes one string of little-endian u64; OF takes the members of the viewer in a \
+         space with a ledger. If the space of the flag has a ledger, the result is exact. BINARY \
+         appends the count as i64, then TOP members as u64, of which unused ones are 0.")
         .keys(KeyArgs::ids_of(Of::View)).linear("ids"),
     FEED.row("feed.row", -4, READ | flag::NAMED, "key view viewer [EXACT]", Once(row),
         "Returns the row that FEED.GET returns for one id, given the key of its row: the view's \
@@ -60,7 +67,8 @@ pub(crate) const COMMANDS: &[Command] = &[
          below the horizon.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
 ];
 
-/// A page with more ids is checked against the output limit before it is built.
+/// Number of ids above which a page's size is compared with the output limit before the page is
+/// built.
 const LARGE_PAGE_IDS: usize = 4096;
 
 fn get(call: &mut Call<'_>) -> Answered {
@@ -132,16 +140,29 @@ fn write_page(
 ) -> Outcome {
     let (asked, ids) = (call.scratch.asked, call.scratch.ids.len());
     let is_whole = call.step == Step::Whole;
+    let friends = match asked.among {
+        None => None,
+        Some(at) => match among::find(call, at)? {
+            None => return Ok(()),
+            found => found,
+        },
+    };
     if items.start == 0 && ids > LARGE_PAGE_IDS && (asked.binary || is_whole) {
         check_length(call, view, asked.binary)?;
     }
     let Some(mut refused) = read(call, view, viewer, items.clone())? else { return Ok(()) };
+    if let Some(friends) = &friends {
+        refuse_rows(call, friends, &mut refused)?;
+    }
     if let Some(at) = asked.mark {
         let action = action(call.node.engines(), call.args.at(at))?;
         mark(call, action, viewer, &mut refused);
     }
     if asked.binary {
         pack_rows(call.scratch, view, &items);
+        if let Some(friends) = &friends {
+            extend_packed(&mut call.scratch.packed, friends);
+        }
         if items.end == ids {
             if !refused.is_empty() {
                 call.reply.array(2);
@@ -154,7 +175,10 @@ fn write_page(
         if items.start == 0 {
             call.begin_array(ids + beyond);
         }
-        write_rows(call, view, items.len() + beyond, &refused);
+        match &friends {
+            Some(friends) => write_extended(call, view, friends, &refused),
+            None => write_rows(call, view, items.len() + beyond, &refused),
+        }
     }
     if view.is_joined() && is_whole {
         // The reply also depends on the ids of joined views; see `visibility.rs`.
@@ -164,8 +188,8 @@ fn write_page(
     Ok(())
 }
 
-/// Reads the page rows of some ids and returns unreadable rows with their errors. Returns `None` if
-/// the request must run again after its cold rows were read.
+/// Reads the page rows of some ids. Returns the rows that could not be read, with their errors.
+/// Returns `None` if the request must run again after its cold rows were read.
 fn read(
     call: &mut Call<'_>,
     view: &View,
@@ -237,7 +261,7 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
         } else if arg.eq_ignore_ascii_case(b"EXACT") {
             asked.exact = true;
         } else if arg.eq_ignore_ascii_case(b"MARK") {
-            // MARK may appear once, because the ACL check covers the first action only.
+            // MARK may appear only once, because the ACL check covers only the first action.
             if asked.mark.replace(at + 1).is_some() || at + 1 == call.args.len() {
                 return Err(Refusal::SYNTAX);
             }
@@ -256,6 +280,9 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
                 ));
             }
             asked.packed = Some(at + 1);
+        } else if is_among(call.args, at) {
+            asked.among = Some(at);
+            break;
         } else {
             return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
         }
@@ -263,8 +290,8 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
     Ok(())
 }
 
-/// Parses a compound entry such as `1001/77`: the id for the view itself, then one id per joined
-/// view.
+/// Parses a compound entry such as `1001/77`. The first id is for the view itself, and one id per
+/// joined view follows.
 fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
     let mut parts = text.split(|byte| *byte == b'/');
     let Scratch { ids, further, .. } = scratch;
@@ -289,12 +316,12 @@ fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// Refuses a page that would exceed the output limit before building it.
+/// Refuses a page that would exceed the output limit, before building the page.
 #[cold]
 fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
     let (engines, most) = (call.node.engines(), call.session.max_out_bytes);
     let views = std::iter::once(view).chain(engines.then(view));
-    // An integer element takes at least four bytes.
+    // An integer takes at least four bytes in a RESP reply.
     let least = |view: &View| {
         let (counters, flags) = (engines.columns(view).len(), view.flags());
         if binary { counters * 8 + flags } else { (counters + flags) * 4 }
@@ -310,7 +337,7 @@ pub(crate) fn too_long(most: usize) -> Refusal {
     refuse!("ERR the page exceeds {most} bytes (max_output_buffer)")
 }
 
-/// Returns the rows with an unreadable part, and their errors.
+/// Returns the rows of which some part could not be read, and their errors.
 #[cold]
 fn unreadable_rows(
     call: &Call<'_>,
@@ -331,9 +358,9 @@ fn unreadable_rows(
     refused
 }
 
-/// Executes an action for all ids. The page was read before, so it shows the previous state. If an
-/// id is refused (no memory), an error replaces its row. If the log accepts no changes, one error
-/// follows the last row.
+/// Executes an action for all ids of a page. The page was read before, so it shows the state before
+/// the action. If the change of an id is refused (no memory), an error replaces its row. If the log
+/// accepts no changes, one error follows the last row.
 #[inline]
 fn mark(
     call: &mut Call<'_>,
@@ -366,7 +393,7 @@ fn pages<'a>(scratch: &'a Scratch, view: &View) -> impl Iterator<Item = &'a Page
     std::iter::once(&scratch.page).chain(further.iter().map(|(_, page)| page))
 }
 
-/// Writes the rows read, and errors for the rows in `refused`.
+/// Writes the rows that were read, and errors for the rows in `refused`.
 fn write_rows(call: &mut Call<'_>, view: &View, rows: usize, refused: &[(usize, Refusal)]) {
     let page = &call.scratch.page;
     let most = call.session.max_out_bytes;
@@ -400,6 +427,75 @@ fn write_rows(call: &mut Call<'_>, view: &View, rows: usize, refused: &[(usize, 
     });
 }
 
+/// Adds the rows whose AMONG elements could not be read to the refused ones. Fails if the reply
+/// would exceed the output limit, or if the page is binary.
+#[cold]
+fn refuse_rows(
+    call: &Call<'_>,
+    friends: &among::Rows,
+    refused: &mut Vec<(usize, Refusal)>,
+) -> Outcome {
+    if friends.bytes() > call.session.max_out_bytes {
+        return Err(too_long(call.session.max_out_bytes));
+    }
+    for (at, row) in friends.iter().enumerate() {
+        let Some(text) = row.strip_prefix(b"-").and_then(|text| text.strip_suffix(b"\r\n")) else {
+            continue;
+        };
+        let refusal = Refusal::new(text.to_vec());
+        if call.scratch.asked.binary {
+            return Err(refusal);
+        }
+        refused.push((at, refusal));
+    }
+    refused.sort_by_key(|(at, _)| *at);
+    refused.dedup_by_key(|(at, _)| *at);
+    Ok(())
+}
+
+/// Writes the rows read, each extended by the elements of AMONG.
+fn write_extended(
+    call: &mut Call<'_>,
+    view: &View,
+    friends: &among::Rows,
+    refused: &[(usize, Refusal)],
+) {
+    let Call { scratch, reply, .. } = call;
+    let pages = pages(scratch, view);
+    let width: usize = pages.clone().map(|page| page.counters() + page.flags()).sum();
+    let mut refused = refused.iter().peekable();
+    for (index, elements) in friends.iter().enumerate() {
+        if let Some((_, refusal)) = refused.next_if(|(at, _)| *at == index) {
+            reply.error(refusal.text());
+            continue;
+        }
+        reply.array(width + 2);
+        for page in pages.clone() {
+            (0..page.counters()).for_each(|column| reply.int(page.counter(index, column)));
+            for answer in page.flags_of(index) {
+                match known(answer) {
+                    Some(set) => reply.int(i64::from(set)),
+                    None => reply.null(),
+                }
+            }
+        }
+        reply.bytes().extend_from_slice(elements);
+    }
+    refused.for_each(|(_, refusal)| reply.error(refusal.text()));
+}
+
+/// Extends each packed row by the elements of AMONG.
+fn extend_packed(packed: &mut Vec<u8>, friends: &among::Rows) {
+    let rows = friends.iter().count();
+    let width = packed.len() / rows.max(1);
+    let mut extended = Vec::with_capacity(packed.len() + friends.bytes());
+    for (row, elements) in packed.chunks(width.max(1)).zip(friends.iter()) {
+        extended.extend_from_slice(row);
+        extended.extend_from_slice(elements);
+    }
+    *packed = extended;
+}
+
 fn known(answer: Answer) -> Option<bool> {
     match answer {
         Answer::Yes => Some(true),
@@ -408,7 +504,7 @@ fn known(answer: Answer) -> Option<bool> {
     }
 }
 
-/// Appends the rows read in packed form.
+/// Appends the rows that were read, in packed form.
 fn pack_rows(scratch: &mut Scratch, view: &View, items: &Range<usize>) {
     let mut packed = std::mem::take(&mut scratch.packed);
     let width = |page: &Page| page.counters() * 8 + page.flags();
@@ -474,8 +570,8 @@ fn undo(call: &mut Call<'_>) -> Answered {
     })
 }
 
-/// Executes or undoes an action for each id. If an id is refused (no memory), the error becomes its
-/// element, because other ids may have changed already.
+/// Executes or undoes an action for each id. If the change of an id is refused (no memory), the
+/// error becomes the element of that id, because other ids may already have changed.
 fn change(
     call: &mut Call<'_>,
     one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,
@@ -483,8 +579,8 @@ fn change(
     let action = action(call.node.engines(), call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
     call.read_ids(3)?;
-    // The counters of the action may belong to several stripes. Lock all of them and log the group
-    // in one batch.
+    // The counters of the action may belong to several stripes. Lock all of these stripes, and log
+    // the group of changes in one batch.
     let _alone = if action.is_wide() && call.checked.is_none() {
         let part = call.part;
         let bytes = log_size::of(call.node.engines(), || std::iter::once(part))?;

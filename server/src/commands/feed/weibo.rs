@@ -1,5 +1,6 @@
 //! Commands of Weibo's own clients: MINCR on cells, and the bf commands, whose keys name an id
-//! without a member. A space's option `text_rows` makes GET return a row as text (see `string.rs`).
+//! without a member. If a space has the option `text_rows`, GET returns a row as text (see
+//! `string.rs`).
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};

@@ -1,5 +1,5 @@
-//! Members of one id as a RedisBloom filter: `BF.ADD liked:17 7`. Filters need no BF.RESERVE; size
-//! and error rate are properties of the space.
+//! Presents the members of one id as a RedisBloom filter: `BF.ADD liked:17 7`. A filter need not be
+//! created with BF.RESERVE, because size and error rate are properties of the space.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -73,7 +73,8 @@ fn madd(call: &mut Call<'_>) -> Answered {
     })
 }
 
-/// As in RedisBloom, an error affects one item only.
+/// Adds items and replies for each. As in RedisBloom, an error affects only the item that caused
+/// it.
 fn add_all(call: &mut Call<'_>, items: Args<'_>) {
     for item in items.iter() {
         match add_one(call, item) {
@@ -88,7 +89,7 @@ pub(crate) const CAPACITY: RangeInclusive<i64> = 1..=1 << 30;
 const EXPANSION: RangeInclusive<i64> = 0..=32_768;
 
 /// Reserved member that marks an id whose filter was created explicitly (BF.RESERVE, BF.INSERT,
-/// CF.RESERVE, CF.INSERT). BF.ADD alone does not set it.
+/// CF.RESERVE, CF.INSERT). BF.ADD alone does not set this member.
 const CREATED_MARKER: Member<'static> =
     Member::Bytes(b"\0tidemark: a filter was made for this id\0");
 
@@ -102,8 +103,8 @@ fn is_created(space: &ExistenceSpace, id: u64) -> Result<bool, Unreadable> {
     Ok(space.contains(id, &CREATED_MARKER)? == Answer::Yes)
 }
 
-/// Creates the filter of an id. Returns false if it exists. With a ledger, the first member creates
-/// the filter.
+/// Creates the filter of an id. Returns false if the filter exists. If the space has a ledger,
+/// adding the first member creates the filter.
 pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<bool, Refusal> {
     if space.ledger().is_some() {
         return Ok(!is_created(space, id)?);
@@ -111,8 +112,9 @@ pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<b
     has_changed(call.node.engines().flag(space, id, &CREATED_MARKER)?)
 }
 
-/// Checks BF.INSERT and CF.INSERT before the items, which start at argument `at`. If the filter
-/// does not exist, creates it if `makes` is set (no NOCREATE), and fails otherwise.
+/// Checks a BF.INSERT or CF.INSERT request before its items, which start at argument `at`, are
+/// added. If the filter does not exist, creates it if `makes` is true (no NOCREATE), and fails
+/// otherwise.
 pub(crate) fn prepare_insert(
     call: &Call<'_>,
     space: &ExistenceSpace,
@@ -267,7 +269,8 @@ fn info(call: &mut Call<'_>) -> Outcome {
     let wanted = call.args.at(2);
     let found = facts.iter().find(|(word, ..)| wanted.eq_ignore_ascii_case(word.as_bytes()));
     let (_, name, value) = found.ok_or_else(|| refuse!("ERR Invalid information value"))?;
-    // RESP3 clients receive a map, RESP2 clients the value alone.
+    // RESP3 clients receive a map with one entry. RESP2 clients receive an array with only the
+    // value.
     if call.reply.protocol() == Protocol::Resp3 {
         call.reply.map(1);
         call.reply.simple(name);
@@ -303,7 +306,7 @@ pub(crate) fn contains(
     pairs.map_or(Ok(Answer::No), |(space, id)| space.contains(id, member))
 }
 
-/// RedisBloom replies are boolean, so an unknown pair counts as absent.
+/// Writes a boolean, as RedisBloom does. An unknown pair counts as absent.
 pub(crate) fn write(reply: &mut Reply<'_>, answer: Answer) {
     reply.bool(answer == Answer::Yes);
 }
@@ -319,7 +322,7 @@ pub(crate) fn mexists(call: &mut Call<'_>) -> Answered {
     contains_each(call, write)
 }
 
-/// Writes whether each member of the key is set.
+/// For each member in the request, writes whether the key contains that member.
 pub(super) fn contains_each(call: &mut Call<'_>, write: fn(&mut Reply<'_>, Answer)) -> Answered {
     let found = call.existing_pairs(1)?;
     let members = call.args.from(2);

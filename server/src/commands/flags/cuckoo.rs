@@ -1,7 +1,8 @@
-//! Members of one id as a RedisBloom cuckoo filter: `CF.ADD liked:17 7`, `CF.DEL liked:17 7`.
+//! Presents the members of one id as a RedisBloom cuckoo filter: `CF.ADD liked:17 7`, `CF.DEL
+//! liked:17 7`.
 //!
-//! Unlike in RedisBloom, an item that is added several times is stored once, so one CF.DEL removes
-//! it. Deleting an item that was never added does not remove a colliding one.
+//! Unlike in RedisBloom, an item that is added several times is stored only once, so one CF.DEL
+//! removes it. Deleting an item that was never added does not remove a colliding item.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};

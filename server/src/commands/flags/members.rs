@@ -1,7 +1,8 @@
-//! Enumeration of pairs from a space's exact ledger: PH.MEMBERS, PH.SCAN, and the Set commands that
+//! Lists pairs from the exact ledger of a space: PH.MEMBERS, PH.SCAN, and the set commands that
 //! list members.
 //!
-//! Each command reads the disk on another thread, in pieces of [`MEMBERS_PER_SCAN`] members.
+//! Each of these commands reads the disk on another thread, in chunks of [`MEMBERS_PER_SCAN`]
+//! members.
 
 use crate::commands::call::{Call, disk, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -58,7 +59,8 @@ fn text(member: Member<'_>) -> Cow<'_, [u8]> {
     }
 }
 
-/// Parses options from argument `first` on; only those in `known` are accepted.
+/// Parses the options from the argument at index `first` on. Only the options in `known` are
+/// accepted.
 fn read_options(
     call: &Call<'_>,
     first: usize,
@@ -92,7 +94,7 @@ pub(crate) fn write_member(reply: &mut Reply<'_>, member: Member<'_>) {
     reply.bulk(&text(member));
 }
 
-/// Returns the ledger of a space by number. Fails if the space was dropped.
+/// Returns the ledger of the space with this number. Fails if the space was dropped.
 fn ledger_of<'n>(node: Now<'n>, number: u32) -> Result<&'n PairLedger, Refusal> {
     let space = node.engines().existence_by_number(number);
     let ledger = space.and_then(|space| space.ledger());
@@ -117,7 +119,7 @@ fn members(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// PH.SCAN. The cursor is the last pair returned, `id/member`.
+/// PH.SCAN. The cursor is the last pair that was returned, as `id/member`.
 fn scan_pairs(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     let invalid = || refuse!("ERR invalid cursor");
@@ -156,7 +158,7 @@ fn scan_pairs(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Passes all members of an id to `each`, in pieces.
+/// Passes all members of an id to `each`, in chunks.
 fn walk(ledger: &PairLedger, id: u64, mut each: impl FnMut(&Pairs) -> Outcome) -> Outcome {
     let mut after: Option<OwnedMember> = None;
     loop {
@@ -195,7 +197,7 @@ fn too_many(most: usize) -> Refusal {
     refuse!("ERR the members exceed {most} bytes (max_output_buffer): use SSCAN or PH.MEMBERS")
 }
 
-/// Resolves the key of a set in a space with a ledger; `None` for a key outside all spaces.
+/// Resolves the key of a set in a space with a ledger. Returns `None` for a key outside all spaces.
 fn ledger_key(call: &Call<'_>) -> Result<Option<(u32, u64)>, Refusal> {
     match call.existing_pairs(1)? {
         Some((space, _)) if space.ledger().is_none() => Err(Refusal::NOT_LISTABLE),
@@ -240,8 +242,8 @@ pub(super) fn all(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Returns a member's SSCAN cursor. Cursors increase with the member order. 0 marks the beginning
-/// and the end.
+/// Returns the SSCAN cursor of a member. Cursors increase in the order of the members. Cursor 0
+/// marks the beginning and the end of a scan.
 fn cursor_of(member: Member<'_>) -> u64 {
     match member {
         Member::Number(number) => {
@@ -280,7 +282,8 @@ fn last_member_of_cursor(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
     Ok(Some(OwnedMember::Number(number << shortened | ((1 << shortened) - 1))))
 }
 
-/// SSCAN. Returns COUNT members, and any further members that share the last one's cursor.
+/// SSCAN. Returns COUNT members, plus any further members that have the same cursor as the last
+/// one.
 pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
     let found = ledger_key(call)?;
     let cursor = resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
@@ -307,8 +310,9 @@ pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Returns up to `most` members of an id, starting after `after`, and the cursor of the last one (0
-/// at the end). Members that share this cursor are included even if that exceeds `most`.
+/// Returns up to `most` members of an id that follow `after`, and the cursor of the last member (0
+/// at the end of the scan). Further members with the same cursor are included, even if the result
+/// then exceeds `most`.
 fn scanned(
     ledger: &PairLedger,
     id: u64,
@@ -338,8 +342,8 @@ fn scanned(
 mod tests {
     use super::*;
 
-    /// Cursors increase with the member order, and a scan resumes after all members with the
-    /// cursor.
+    /// Cursors increase in the order of the members. A scan with a cursor resumes after all members
+    /// that have this cursor.
     #[test]
     fn cursors_rise_with_members_and_stand_for_all_up_to_them() {
         let numbers = [0, 1, 2, 9, (1 << 43) - 1, 1 << 43, (1 << 43) + 1, 1 << 63, u64::MAX];

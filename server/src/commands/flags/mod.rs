@@ -1,4 +1,5 @@
-//! Flags: pairs of id and member, as existence spaces, sets, Bloom filters and cuckoo filters.
+//! Flags (pairs of id and member), accessed as existence spaces, sets, Bloom filters and cuckoo
+//! filters.
 
 pub(crate) mod bloom;
 pub(crate) mod cuckoo;

@@ -1,5 +1,5 @@
-//! Flags by space, member and ids (PH.*). A command checks one member and many ids, as for a feed
-//! page.
+//! Commands on flags by space, member and ids (PH.*). A command tests one member with many ids, as
+//! a feed page does.
 
 use crate::commands::call::{Call, id};
 use crate::commands::command::{Command, Group, Run::Long};
@@ -8,7 +8,7 @@ use crate::commands::turn::{Answered, Step};
 use crate::commands::unreadable::UnreadableRows;
 use crate::session::Scratch;
 use crate::session::scratch::Asked;
-use dataset::engines::ExistenceSpace;
+use dataset::engines::{Engines, ExistenceSpace};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::id_list::is_ids;
 use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, READ, flag};
@@ -40,8 +40,15 @@ pub(crate) const COMMANDS: &[Command] = &[
 const FIRST: usize = MEMBER + 1;
 
 pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
-    let name = call.args.at(1);
-    match call.node.engines().existence(name) {
+    space_named(call.node.engines(), call.args.at(1))
+}
+
+/// Returns the space with this name, whose ids have members.
+pub(crate) fn space_named<'a>(
+    engines: &'a Engines,
+    name: &[u8],
+) -> Result<&'a ExistenceSpace, Refusal> {
+    match engines.existence(name) {
         Some(space) if space.has_members => Ok(space),
         Some(space) => Err(Refusal::no_members(space)),
         None => Err(refuse!("ERR no such existence space '{}'", Printable(name))),
@@ -52,7 +59,7 @@ pub(crate) fn no_ledger(space: &ExistenceSpace) -> Refusal {
     refuse!("ERR the space '{}' has no ledger: create a space with ledger exact", space.name())
 }
 
-/// Writes 1, 0, or nil for unknown.
+/// Writes 1 or 0, or nil if the state is unknown.
 pub(crate) fn write_change(reply: &mut Reply<'_>, change: Change) {
     match change {
         Change::Changed => reply.int(1),

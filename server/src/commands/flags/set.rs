@@ -1,6 +1,6 @@
-//! Members of one id as a Redis set: the key `liked:17` is the set of members that liked post 17.
-//! Every space can test and change membership. Only a space with a ledger can list members
-//! (`members.rs`).
+//! Presents the members of one id as a Redis set. The key `liked:17` is the set of members that
+//! liked post 17. Every space can test and change membership. Only a space with a ledger can list
+//! members (`members.rs`).
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -42,7 +42,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         LISTED).since("2.8.0").tips(&["nondeterministic_output"]),
     SET.row("sinter", -2, flag::READONLY, "key [key ...]", Once(refuse_combination),
         UNKNOWABLE).keys(ALL_KEYS).tips(&["nondeterministic_output_order"]),
-    // The number of keys precedes them; see `key_positions`.
+    // The number of keys precedes the keys; see `key_positions`.
     SET.row("sintercard", -3, flag::READONLY,
         "numkeys key [key ...] [LIMIT limit]", Once(intercard),
         UNKNOWABLE).keys(SECOND_KEY).since("7.0.0"),
@@ -79,7 +79,8 @@ const UNKNOWABLE: &str =
      a client can compute the result with SMEMBERS and SSCAN. A key that fits no space has no \
      members.";
 
-/// Returns whether every key is outside all spaces. The result is then an empty set.
+/// Returns whether every key is outside all spaces. In this case, the result of a set operation is
+/// empty.
 fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool, Refusal> {
     for at in keys {
         if call.existing_pairs(at)?.is_some() {
@@ -89,7 +90,8 @@ fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool,
     Ok(true)
 }
 
-/// SPOP and SRANDMEMBER of an absent key: nil, or an empty reply if a count was given.
+/// SPOP and SRANDMEMBER. For an absent key the reply is nil, or an empty collection if a count was
+/// given.
 fn random_members(call: &mut Call<'_>) -> Outcome {
     let is_one = call.args.len() == 2;
     if call.existing_pairs(1)?.is_some() {
@@ -109,7 +111,7 @@ fn random_members(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// SINTER, SUNION and SDIFF.
+/// SINTER, SUNION and SDIFF. Refused, unless all keys are absent.
 fn refuse_combination(call: &mut Call<'_>) -> Outcome {
     if !are_all_absent(call, 1..call.args.len())? {
         return Err(Refusal::NOT_LISTABLE);
@@ -118,7 +120,7 @@ fn refuse_combination(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// SINTERCARD: validates the request as Redis does, then refuses it.
+/// SINTERCARD. Validates the request as Redis does, and then refuses it unless all keys are absent.
 fn intercard(call: &mut Call<'_>) -> Outcome {
     let natural = |text: &[u8]| resp::integer(text).and_then(|number| usize::try_from(number).ok());
     let keys = natural(call.args.at(1)).filter(|keys| *keys > 0);
@@ -182,7 +184,8 @@ fn smove(call: &mut Call<'_>) -> Outcome {
     if !stays && from.ledger().is_none() {
         from.may_remove(from_id, &member).map_err(WriteError::from)?;
     }
-    // Add first: if the second change is refused, the member is not lost.
+    // Add the member to the destination first. If the second change is refused, the member is not
+    // lost.
     if engines.flag(to, to_id, &member)? == Change::Unknown {
         return Err(Refusal::TABLE_RECYCLED);
     }

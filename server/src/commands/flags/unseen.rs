@@ -1,11 +1,12 @@
-//! PH.UNSEEN: the ids of a list whose flags a member has not set.
+//! PH.UNSEEN: returns the ids of a list for which the flag of a member is not set.
 //!
 //! A ranking service sends the candidates of a page and receives those that its viewer has not
 //! seen. The ids are tested in batches whose cache misses overlap. The result is kept in
-//! [`Scratch::unseen`] and written at the end, so a long request is one reply or one error.
+//! [`Scratch::unseen`] and written at the end. The reply to a long request is therefore either
+//! complete or an error.
 //!
-//! With MARK an id is part of the reply only if this request has set its flag. If two requests of a
-//! member run concurrently, only one of them returns the id.
+//! With MARK an id is part of the reply only if this request has set its flag. If two requests for
+//! the same member run concurrently, only one of them returns the id.
 
 use crate::commands::call::{Call, integer, set_option_once};
 use crate::commands::command::{Command, Group, Run::Long};
@@ -41,7 +42,8 @@ pub(crate) const COMMANDS: &[Command] = &[
 
 /// Number of ids between two reads of the clock.
 const READ_GROUP: usize = 8 * BATCH;
-/// Same with MARK, where each id may be a write.
+/// Number of ids between two reads of the clock if MARK is given, because each id may then be a
+/// write.
 const MARK_GROUP: usize = BATCH;
 
 fn unseen(call: &mut Call<'_>) -> Answered {
@@ -114,7 +116,7 @@ pub(crate) fn read_options(args: Args<'_>, is_packed: bool) -> Result<UnseenOpti
     })
 }
 
-/// Tests some ids and adds the unseen ones to the result, up to the limit.
+/// Tests some of the ids and adds the unseen ids to the result, up to the limit.
 fn test(
     call: &mut Call<'_>,
     space: &ExistenceSpace,
@@ -178,7 +180,7 @@ mod tests {
         [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
     }
 
-    /// Sends the words of `head` and one more argument.
+    /// Sends a request with the words of `head` and one more argument, and returns the reply.
     async fn reply(guest: &mut Guest, head: &str, last: &[u8]) -> Vec<u8> {
         let words: Vec<&str> = head.split(' ').collect();
         let mut request = format!("*{}\r\n", words.len() + 1).into_bytes();
@@ -187,7 +189,8 @@ mod tests {
         guest.answers(&request).await
     }
 
-    /// 20,000 ids, so that a request takes several turns with and without MARK.
+    /// Returns 20,000 ids. A request with these ids takes several turns, both with and without
+    /// MARK.
     fn candidates() -> Vec<u64> {
         (0..20_000).map(|n| 1_000_000 + n * 7).collect()
     }
@@ -209,7 +212,7 @@ mod tests {
             .filter(|(_, line)| **line == *b":0\r")
             .map(|(id, _)| *id)
             .collect();
-        // False positives are rare.
+        // Allow for a few false positives.
         assert!(unseen.len() > ids.len() - seen.len() - 20, "{}", unseen.len());
         let select = |count: usize| bulk(&packed(unseen.iter().copied().take(count)));
         assert!(reply(&mut guest, "PH.UNSEEN read 9 IDS", &all).await == select(ids.len()));
@@ -233,7 +236,7 @@ mod tests {
         let rest = reply(&mut guest, "PH.UNSEEN read 9 IDS", &all).await;
         let none = reply(&mut guest, "PH.UNSEEN read 9 IDS", &first[9..first.len() - 2]).await;
         assert_eq!(none, b"$0\r\n\r\n");
-        // Some unset ids may seem set.
+        // Some unset ids may be false positives.
         assert!(rest.len() > 8 * 4990 && rest.len() < 8 * 5000 + 20, "{}", rest.len());
         let marked = reply(&mut guest, "PH.UNSEEN read 9 MARK IDS", &all).await;
         assert!(marked == rest);
@@ -271,13 +274,14 @@ mod tests {
         assert_eq!(separate, b"-ERR too many ids: at most 100000 per request\r\n");
         let unseen = reply(&mut guest, "PH.UNSEEN read 9 IDS", &most).await;
         assert!(unseen == bulk(&most));
-        // A long member is hashed for each id.
+        // A long member is limited to few ids, because it is hashed for each id.
         let member = "x".repeat(1 << 20);
         let long = reply(&mut guest, &format!("PH.UNSEEN read {member} IDS"), &packed(0..5)).await;
         let error: &[u8] = b"-ERR too many ids: a viewer or member of 1048576 bytes is allowed \
                              with at most 4 ids\r\n";
         assert_eq!(long, error);
-        // The lowest byte of 48 is the digit 0, and LIMIT has a number.
+        // The packed ids begin with the byte 48 (the digit 0), and LIMIT has a numeric argument.
+        // Neither counts as a separate id.
         for head in ["IDS", "LIMIT 9 IDS"] {
             let few = packed(48..52);
             let reply = reply(&mut guest, &format!("PH.UNSEEN read {member} {head}"), &few).await;
@@ -303,7 +307,7 @@ mod tests {
     #[test]
     fn an_action_called_ids_announces_no_packed_ids() {
         use node::command::id_list;
-        // Registers the commands.
+        // Creating a guest registers the commands.
         let _guest = guest();
         let found = |line: &str| {
             let mut kept = resp::RequestQueue::default();

@@ -97,7 +97,7 @@ const NO_EXPIRY: &str =
 
 const NO_MOVE: &str = "Not supported: the id of a row determines its place.";
 
-/// Returns whether an id has any pair; `None` if a filter cannot tell.
+/// Returns whether an id has any pair, or `None` if a filter cannot determine this.
 pub(crate) fn has_pairs(space: &ExistenceSpace, id: u64) -> Result<Option<bool>, Unreadable> {
     match space.ledger() {
         Some(ledger) => ledger.has_any(id).map(Some),
@@ -113,7 +113,7 @@ fn many_pairs(doing: &str) -> Refusal {
     )
 }
 
-/// Resolves a key; a key outside all spaces is absent, as in Redis.
+/// Resolves a key. As in Redis, a key outside all spaces counts as absent.
 fn lookup<'a>(call: &Call<'a>, key: &[u8]) -> Option<KeyRef<'a>> {
     call.node.engines().resolve(key).ok()
 }
@@ -182,14 +182,15 @@ fn persist(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Deletes the row, the counter or all pairs that a key names. Returns whether anything existed.
-/// Always true for pairs without a ledger.
+/// For pairs without a ledger, always returns true.
 pub(crate) fn delete_key(engines: &Engines, key: &KeyRef<'_>) -> Result<bool, WriteError> {
     match *key {
         KeyRef::Row { space, id } => engines.delete(space, id),
         KeyRef::Cell { space, id, field } => engines.clear(space, id, field),
         KeyRef::Pair { space, id } if space.has_members => {
             match has_pairs(space, id)? {
-                // If another client sets a pair now, the deletion counts as executed before it.
+                // If another client sets a pair now, the deletion counts as executed before that
+                // write.
                 Some(false) => Ok(false),
                 _ => engines.forget_flags(space, id),
             }
@@ -200,7 +201,8 @@ pub(crate) fn delete_key(engines: &Engines, key: &KeyRef<'_>) -> Result<bool, Wr
     }
 }
 
-/// Returns whether a time in milliseconds, absolute or relative, is in the past.
+/// Returns whether a time in milliseconds is in the past. The time is absolute if `is_of_clock`,
+/// otherwise relative to now.
 pub(crate) fn has_passed(time_ms: i64, is_of_clock: bool) -> bool {
     let now_ms = if is_of_clock { unix_us() / 1000 } else { 0 };
     time_ms <= 0 || time_ms.unsigned_abs() <= now_ms
@@ -248,7 +250,7 @@ fn expire(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the error of a command that would set an expiry in a space that refuses them.
+/// Returns the error of a command that would set an expiry in a space that does not allow expiries.
 #[cold]
 pub(crate) fn refuse_expiry(call: &Call<'_>) -> Refusal {
     let name = call.spec.name.to_ascii_uppercase();
@@ -281,7 +283,8 @@ fn refuse_move(call: &mut Call<'_>) -> Outcome {
     ))
 }
 
-/// Returns whether a key exists, with its encoding. Pairs without a ledger count as existing.
+/// Returns whether the key at argument `index` exists, and its encoding. Pairs without a ledger
+/// count as existing.
 pub(crate) fn is_there(call: &Call<'_>, index: usize) -> Result<(bool, &'static str), Unreadable> {
     Ok(match lookup(call, call.args.at(index)) {
         Some(KeyRef::Row { space, id }) => (space.exists(id)?, "packed"),

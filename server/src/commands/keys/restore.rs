@@ -1,10 +1,10 @@
 //! DUMP and RESTORE in Redis's serialization format, for MIGRATE, RedisShake and similar tools.
 //!
 //! RESTORE parses the whole payload before it changes anything. A hash maps to a row key, a string
-//! with an integer to a cell key, a set to the key of an id's pairs. An existing row or cell is
-//! refused with `BUSYKEY`, as in Redis, except a cell of 0: its row may exist because of another
-//! cell. Without a ledger the server cannot tell whether an id has pairs, so members are added to
-//! the existing ones.
+//! with an integer to a cell key, a set to the key of an id's pairs. As in Redis, an existing row
+//! or cell is refused with `BUSYKEY`. A cell with value 0 is not refused, because its row may exist
+//! only because of another cell. Without a ledger the server cannot determine whether an id has
+//! pairs, so members are added to the existing members.
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -51,8 +51,8 @@ pub(crate) const COMMANDS: &[Command] = &[
         .linear("bytes of the payload and of the members of a set").uses("OW update"),
 ];
 
-/// Maximum number of members that are added on the worker. Larger sets, and sets for tables on
-/// disk, are added on another thread, so that they do not delay other clients.
+/// Maximum number of members that are added on the worker. Larger sets, and sets in a space with
+/// tables on disk, are added on another thread, so that they do not delay other clients.
 const MEMBERS_IN_PLACE: usize = 256;
 
 const BUSY_KEY: Refusal = Refusal::fixed(b"BUSYKEY Target key name already exists.");
@@ -116,7 +116,8 @@ fn options(call: &Call<'_>) -> Result<(bool, bool), Refusal> {
     Ok((replace, absolute))
 }
 
-/// Adds the key to an error, because MIGRATE sends many keys at once and reports only one error.
+/// Executes RESTORE, and adds the key to an error. MIGRATE sends many keys at once and reports only
+/// one error.
 fn restore(call: &mut Call<'_>) -> Outcome {
     let Err(refusal) = put(call) else { return Ok(()) };
     let text = String::from_utf8_lossy(refusal.text());
@@ -136,7 +137,7 @@ fn put(call: &mut Call<'_>) -> Outcome {
     }
     let (replace, absolute) = options(call)?;
     let key = call.node.engines().resolve(call.args.at(1))?;
-    // As in Redis, checked before the payload. The change checks this again.
+    // As in Redis, the key is checked before the payload. The change itself checks the key again.
     if !replace && is_busy(&key)? {
         return Err(BUSY_KEY);
     }
@@ -268,7 +269,8 @@ fn pairs(
         return Err(Refusal::no_members(space));
     }
     if call.session.in_exec {
-        // EXEC reserves log space by the number of arguments. That does not cover the members.
+        // In a transaction, EXEC reserves log space by the number of arguments. That reservation
+        // does not cover the members.
         return Err(refuse!("ERR RESTORE of a set is not allowed in a transaction"));
     }
     let mut members = 0;
@@ -295,8 +297,8 @@ fn pairs(
     Ok(())
 }
 
-/// Adds members one by one. Pairs are independent and idempotent, so a client may repeat a partly
-/// refused RESTORE.
+/// Adds members one by one. Pairs are independent and adding them is idempotent, so a client may
+/// repeat a RESTORE that was partly refused.
 fn add(
     engines: &Engines,
     space: &ExistenceSpace,

@@ -1,4 +1,5 @@
-//! KEYS, SCAN and RANDOMKEY. They list row keys, or cell keys in spaces whose rows have no keys.
+//! KEYS, SCAN and RANDOMKEY. These commands list row keys. In a space whose rows have no keys, they
+//! list cell keys.
 
 use crate::commands::call::{Call, disk, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -35,17 +36,19 @@ pub(crate) const COMMANDS: &[Command] = &[
         .tips(&["request_policy:all_shards", "nondeterministic_output"]),
 ];
 
-/// Key patterns of a space: they give one key per row, or one per counter if rows have no keys.
+/// Key patterns of a space. They yield one key per row, or one key per counter if rows have no
+/// keys.
 struct RowKeyPatterns<'a> {
     /// Patterns of the keys, in order of preference.
     forms: Vec<&'a Pattern>,
-    /// Names of the counters with keys. A single empty name if the row itself has a key.
+    /// Names of the counters with keys. If the row itself has a key, the list contains a single
+    /// empty name.
     fields: Vec<String>,
     kind: &'static str,
 }
 
 impl<'a> RowKeyPatterns<'a> {
-    /// Returns `None` if neither rows nor counters of the space have keys.
+    /// Returns the patterns of a space, or `None` if neither its rows nor its counters have keys.
     fn of(engines: &'a Engines, space: &CounterSpace) -> Option<RowKeyPatterns<'a>> {
         let forms = |kind| -> Vec<_> { engines.counter_patterns(space, kind).collect() };
         let rows = forms(Kind::Row);
@@ -57,7 +60,8 @@ impl<'a> RowKeyPatterns<'a> {
         (!cells.is_empty()).then_some(RowKeyPatterns { forms: cells, fields, kind: "string" })
     }
 
-    /// Returns the keys of one row. Each uses the first pattern whose key matches the glob.
+    /// Returns the keys of one row. For each key, uses the first pattern that yields a key matching
+    /// the glob.
     fn keys(&self, id: u64, glob: Option<&[u8]>) -> impl Iterator<Item = Vec<u8>> {
         let fits = move |key: &Vec<u8>| glob.is_none_or(|glob| glob::matches(glob, key, false));
         self.fields.iter().filter_map(move |field| {
@@ -135,8 +139,8 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
         if random.u64(..(here + cold).max(1)) >= here {
             id = space.cold().some_id(space, &mut random).map_err(disk)?;
         }
-        // The sampled file may contain only deleted rows, or all rows in memory may have been
-        // spilled.
+        // No row was found. The sampled file may contain only deleted rows, or all rows in memory
+        // may have been spilled in the meantime.
         if id.is_none() {
             id = space.some_id(random.u64(..));
         }
@@ -152,9 +156,9 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
     Ok(())
 }
 
-/// SCAN. The low byte of a cursor is the slot number of the space. The other bits are the cursor
-/// within the space ([`scan::step`]). Cursors are less than 2^50, so clients may store them as
-/// doubles.
+/// SCAN. The low byte of a cursor identifies the space, independently of which other spaces exist.
+/// The other bits are the cursor within the space ([`scan::step`]). Cursors are less than 2^50, so
+/// clients may store them as doubles.
 fn scan(call: &mut Call<'_>) -> Outcome {
     let cursor = resp::natural(call.args.at(1)).filter(|&cursor| cursor < scan::CURSOR_LIMIT << 8);
     let cursor = cursor.ok_or_else(|| refuse!("ERR invalid cursor"))?;
@@ -224,7 +228,7 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &KeyScan, reply: &mut Reply<
             None => 0,
             Some(_) => scan::step(space, inner, wanted, &mut take)?,
         };
-        // Empty buckets also count, so that the time of a call is bounded.
+        // An empty bucket also counts as one row, so that the time of a call is bounded.
         left = left.min(before.saturating_sub(1));
         if inner == 0 {
             index += 1;

@@ -14,12 +14,12 @@ use std::time::Duration;
 use store::time;
 
 const MAX_WORDS: usize = 256;
-/// Maximum length of a word. Any declaration then fits into one log batch.
+/// Maximum length of an argument in bytes. Any declaration then fits into one log batch.
 const MAX_WORD_BYTES: usize = 2048;
-/// Maximum number of words of a change shown in the server's log.
+/// Maximum number of arguments of a change that the server's log shows.
 const SHOWN_WORDS: usize = 16;
-/// Maximum time that DROP waits for other users of the space. After that the last user frees its
-/// memory.
+/// Maximum time that DROP waits for other users of the space. If they take longer, the last user
+/// frees the memory of the space.
 const DROPPED_WITHIN: Duration = Duration::from_secs(10);
 
 fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
@@ -43,7 +43,7 @@ pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String
     (first..call.args.len()).step_by(2).map(pair).collect()
 }
 
-/// Parses the options of CREATE from word 3 on; returns whether REPLACE precedes them.
+/// Parses the options of CREATE from argument 3 on. Also returns whether REPLACE precedes them.
 fn options(call: &Call<'_>) -> Result<(bool, Vec<(String, String)>), Refusal> {
     let replaces = call.args.at(3).eq_ignore_ascii_case(b"replace");
     Ok((replaces, pairs(call, 3 + usize::from(replaces))?))
@@ -143,7 +143,7 @@ pub(super) fn rename_space(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Deletes all rows with an id below a horizon. The horizon must not exceed the highest id, because
-/// a typo would discard all future rows.
+/// a horizon that is too high, for example due to a typo, would discard all future rows.
 pub(super) fn retire(call: &mut Call<'_>) -> Outcome {
     let (name, horizon) = (text(call, 2)?, call.id(3)?);
     let space = call.node.engines().counter(name.as_bytes());

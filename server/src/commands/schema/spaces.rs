@@ -1,7 +1,7 @@
 //! TM.SPACE, TM.TABLES, TM.ADVISE and related commands.
 //!
 //! Scans of rows or filters run on another thread ([`Call::answer_later`]), so that they do not
-//! delay pages.
+//! delay page requests.
 
 use crate::commands::call::{Call, counter_space, disk};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -101,7 +101,7 @@ pub(crate) const COMMANDS: &[Command] = &[
 
 pub(crate) enum Value {
     Count(u64),
-    /// A string, because RESP integers cannot hold 64-bit unsigned ids.
+    /// An id is a string, because RESP integers cannot hold unsigned 64-bit ids.
     Id(u64),
     Number(f64),
     Text(String),
@@ -163,7 +163,7 @@ fn existence_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a Existenc
         .ok_or_else(|| refuse!("ERR no such existence space '{}'", Printable(name)))
 }
 
-/// Parses `field:bits` or `field bits`.
+/// Parses `field:bits`, or `field` and `bits` as two arguments.
 fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
     let what = call.args.at(3);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -455,7 +455,7 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
     }));
 }
 
-/// Minimum number of rows for TM.ADVISE. Fewer values do not predict the width of later ones.
+/// Minimum number of rows for TM.ADVISE. Fewer values do not predict the width of later values.
 const MIN_ADVICE_ROWS: u64 = 1000;
 
 fn advise(call: &mut Call<'_>) -> Outcome {

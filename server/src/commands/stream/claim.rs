@@ -71,8 +71,8 @@ impl Claim {
         })
     }
 
-    /// Claims the eligible entries. Returns the encoded entries. Also returns the ids that the log
-    /// no longer contains, and removes them from the pending list.
+    /// Claims the eligible entries and returns them in encoded form. Also returns the ids of
+    /// entries that the log no longer contains, and removes these ids from the pending list.
     fn carry_out(&self, node: Now<'_>, ids: &[Id]) -> Result<(Vec<Entry>, Vec<Id>), Refusal> {
         let log = Log::new(node);
         let wanted: Vec<Id> = groups(node).with(&self.key, |group| {
@@ -97,7 +97,8 @@ impl Claim {
                         }
                         continue;
                     };
-                    // Another consumer may have claimed the entry during the read.
+                    // Check again, because another consumer may have claimed the entry during the
+                    // read.
                     let is_new = !group.pending.contains_key(&id);
                     if !self.may(group, id) || is_new && group.pending.len() >= most {
                         continue;
@@ -133,7 +134,7 @@ fn xclaim(call: &mut Call<'_>) -> Outcome {
     let args = call.args;
     let mut ids = Vec::new();
     let mut at = 5;
-    // The ids end at the first word that is not an id.
+    // The list of ids ends at the first argument that is not an id.
     while at < args.len()
         && let Ok(id) = id(args.at(at), 0)
     {
@@ -231,7 +232,7 @@ fn xautoclaim(call: &mut Call<'_>) -> Outcome {
     }
     let claim = Claim { just_id, min_idle_ms: min_idle, ..Claim::read(call)? };
     call.answer_later(move |node, reply| {
-        // As in Redis, examines at most ten times COUNT entries.
+        // As in Redis, at most ten times COUNT entries are examined.
         let looked_at = count.saturating_mul(10);
         let (ids, next) = groups(node).with(&claim.key, |group| {
             let Some(group) = group else { return (Vec::new(), None) };

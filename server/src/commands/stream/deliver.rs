@@ -117,8 +117,8 @@ impl Member {
         Ok(())
     }
 
-    /// Returns a consumer's pending entries after an id. Entries that the log no longer contains
-    /// are returned with nil fields.
+    /// Returns the pending entries of a consumer that follow an id. An entry that the log no longer
+    /// contains is returned with nil fields.
     pub(super) fn deliver_again(
         &self,
         log: Log<'_>,

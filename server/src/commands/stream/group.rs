@@ -69,7 +69,8 @@ pub(super) fn named(name: &[u8]) -> Result<Vec<u8>, Refusal> {
     Ok(name.to_vec())
 }
 
-/// Creates a consumer if needed, within the limit. Returns whether it is new.
+/// Creates a consumer if needed, up to the maximum number of consumers. Returns whether the
+/// consumer is new.
 pub(super) fn hear_of(node: Now<'_>, group: &mut Group, name: &[u8]) -> Result<bool, Refusal> {
     let most = node.config().changes.max_consumers;
     if !group.consumers.contains_key(name) && group.consumers.len() >= most {
@@ -94,7 +95,7 @@ pub(super) fn no_group(call: &Call<'_>) -> Refusal {
     )
 }
 
-/// Error text for a missing group in commands other than XGROUP.
+/// Returns the error for a missing group, in commands other than XGROUP.
 pub(super) fn no_key_or_group(key: &[u8], group: &[u8], behind: &str) -> Refusal {
     refuse!(
         "NOGROUP No such key '{}' or consumer group '{}'{behind}",
@@ -103,7 +104,8 @@ pub(super) fn no_key_or_group(key: &[u8], group: &[u8], behind: &str) -> Refusal
     )
 }
 
-/// Returns the group named by a command's first two words; fails if it does not exist.
+/// Returns the group that the first two arguments of a command name. Fails if the group does not
+/// exist.
 pub(super) fn known(call: &Call<'_>) -> Result<Key, Refusal> {
     let missing = || no_key_or_group(call.args.at(1), call.args.at(2), "");
     let scope = scope(call.node, call.args.at(1))?.ok_or_else(missing)?;
@@ -144,7 +146,7 @@ fn begin(call: &Call<'_>) -> Result<GroupStart, Refusal> {
 }
 
 impl GroupStart {
-    /// Returns the cursor; fails if the log does not contain the position.
+    /// Returns the cursor for a new group. Fails if the log does not contain its position.
     fn cursor(self, log: Log<'_>, scope: Scope) -> Result<Cursor, Refusal> {
         let id = match self {
             GroupStart::End => log.last(scope)?.unwrap_or(Id::MIN),
@@ -153,7 +155,7 @@ impl GroupStart {
         let start = Cursor::After(id).start();
         match log.find(scope, start)? {
             Some(_) => Ok(Cursor::After(id)),
-            // The log is empty.
+            // The position is valid, because the log is empty.
             None if id == Id::MIN => Ok(Cursor::After(id)),
             None => Err(super::refusal(&ChangeReadError::Ahead, &id.to_string(), None)),
         }

@@ -1,4 +1,4 @@
-//! XINFO.
+//! XINFO: information about streams, groups and consumers.
 
 use super::group::{groups, no_group};
 use super::{Found, Log, count, scope};
@@ -34,7 +34,7 @@ pub(crate) const XINFO: &[Command] = &[
 
 const NO_KEY: Refusal = Refusal::fixed(b"ERR no such key");
 
-/// Parses XINFO STREAM. Returns the COUNT of FULL, if given.
+/// Parses XINFO STREAM. Returns the COUNT of option FULL, if FULL is given.
 fn parse(call: &Call<'_>) -> Result<(Scope, Option<usize>), Refusal> {
     let words = call.args.len();
     let is = |at: usize, word: &[u8]| call.args.at(at).eq_ignore_ascii_case(word);
@@ -42,7 +42,8 @@ fn parse(call: &Call<'_>) -> Result<(Scope, Option<usize>), Refusal> {
         3 => None,
         4 if is(3, b"full") => Some(10),
         6 if is(3, b"full") && is(4, b"count") => {
-            // As in Redis, 0 means no limit. The limit of a reply still applies.
+            // As in Redis, 0 means no limit. The maximum number of entries in a reply still
+            // applies.
             Some(count(Some(call.args.at(5)))?)
         }
         _ => {
@@ -109,11 +110,12 @@ fn number(reply: &mut Reply<'_>, name: &str, number: u64) {
     reply.int(i64::try_from(number).unwrap_or(i64::MAX));
 }
 
-/// Writes a group's position and lag. Nil if the log no longer contains that position.
+/// Writes the position and the lag of a group. The lag is nil if the log no longer contains the
+/// position.
 fn write_progress(log: Log<'_>, scope: Scope, group: &Group, reply: &mut Reply<'_>) -> Outcome {
     reply.bulk(b"last-delivered-id");
     reply.bulk(log.delivered(scope, group.next)?.to_string().as_bytes());
-    // Entries are not numbered.
+    // Entries are not numbered, so this value is unknown.
     reply.bulk(b"entries-read");
     reply.null();
     reply.bulk(b"lag");

@@ -1,7 +1,8 @@
 //! `tm:changes`: the log as a Redis stream ([`dataset::changes`]).
 //!
-//! Other threads read the log files. A blocked reader for which only a few bytes have arrived reads
-//! on its worker instead: they are in the page cache, so this takes less than a millisecond.
+//! Log files are read on other threads. There is one exception: if only a few bytes have arrived
+//! for a blocked reader, its worker reads them. These bytes are in the page cache, so the read
+//! takes less than a millisecond.
 
 pub(crate) mod claim;
 mod deliver;
@@ -37,9 +38,9 @@ const LENGTH_ITEMS: &str = "bytes of the log at the first call, and of its growt
 
 /// Maximum number of entries per stream in a reply.
 const MAX_ENTRIES: usize = 10_000;
-/// Maximum size of entries in a reply; a larger entry is returned alone.
+/// Maximum size in bytes of the entries in a reply. A larger entry is returned alone.
 const MOST_BYTES: usize = 4 << 20;
-/// Log bytes read between two checks that the client is still connected.
+/// Number of log bytes read between two checks that the client is still connected.
 const STEP_BYTES: u64 = 8 << 20;
 
 /// Refusal of commands that would change a stream.
@@ -48,7 +49,7 @@ pub(crate) const READ_ONLY: Refusal =
 const INVALID_ID: Refusal =
     Refusal::fixed(b"ERR Invalid stream ID specified as stream command argument");
 
-/// Resolves a key to a stream. `None` if the key names no stream.
+/// Resolves a key to a stream. Returns `None` if the key does not name a stream.
 fn scope(node: Now<'_>, key: &[u8]) -> Result<Option<Scope>, Refusal> {
     let engines = node.engines();
     match streams::scope_of(engines, key) {
@@ -64,7 +65,7 @@ fn count(text: Option<&[u8]>) -> Result<usize, Refusal> {
     Ok(if asked == 0 { MAX_ENTRIES } else { asked.min(MAX_ENTRIES) })
 }
 
-/// Parses an id whose second part may be missing.
+/// Parses an id. `missing` replaces the second part if the text has none.
 fn id(text: &[u8], missing: u64) -> Result<Id, Refusal> {
     let mut parts = text.splitn(2, |byte| *byte == b'-');
     let mut number = || parts.next().map(resp::natural);
@@ -120,9 +121,9 @@ impl<'a> Log<'a> {
         Log { node, end: node.durability.applied_and_synced() }
     }
 
-    /// Returns the position where a reader starts, or `None` if it is beyond the end. On a replica,
-    /// entries at such a position may still arrive. On a master, it belongs to a diverged history,
-    /// which is an error.
+    /// Returns the position where a reader starts, or `None` if the position is beyond the end. On
+    /// a replica, entries may still arrive there. On a master, a position beyond the end belongs to
+    /// a diverged history, which is an error.
     fn find(&self, scope: Scope, start: Start) -> Result<Option<Place>, Refusal> {
         let node = self.node;
         match node.changes.find(&node.store, self.end, start) {
@@ -150,8 +151,8 @@ impl<'a> Log<'a> {
         self.node.changes.find(&self.node.store, written, start).is_ok() || id == Id::MIN
     }
 
-    /// Returns the id of the entry before a cursor, because a group stores only the id of the next
-    /// entry.
+    /// Returns the id of the entry before a cursor. A group may store only the id of the entry
+    /// after it.
     fn delivered(&self, scope: Scope, cursor: Cursor) -> Result<Id, Refusal> {
         let Cursor::At(id) = cursor else { return Ok(cursor.last()) };
         let (node, engines) = (self.node, self.node.engines());
@@ -172,8 +173,8 @@ impl<'a> Log<'a> {
         tally.map_err(|lost| refusal(&lost, "its start", None))
     }
 
-    /// Returns the number of entries from a start on. `None` if the log no longer contains the
-    /// start.
+    /// Returns the number of entries that follow a start position, or `None` if the log no longer
+    /// contains that position.
     fn lag(&self, scope: Scope, start: Start) -> Result<Option<u64>, Refusal> {
         let (engines, node) = (self.node.engines(), self.node);
         let place = match node.changes.find(&node.store, self.end, start) {
@@ -212,8 +213,8 @@ impl<'a> Log<'a> {
         Ok(first)
     }
 
-    /// Passes entries after a position to `each`, encoded for a reply, until `each` or `goes_on`
-    /// returns false.
+    /// Passes the entries after a position to `each`, encoded for a reply. Stops when `each` or
+    /// `goes_on` returns false.
     fn read(
         &self,
         scope: Scope,
@@ -288,11 +289,13 @@ impl<'a> Log<'a> {
     }
 }
 
-/// Reserved field names. A counter with such a name appears under a different name.
+/// Reserved field names of entries. A counter with one of these names appears under a different
+/// name.
 const OWN_FIELDS: [&str; 8] =
     ["space", "id", "deleted", "member", "member_hash", "set", "forgotten", "horizon"];
 
-/// Encodes an entry: its id, and its fields with values. Returns false for a dropped space.
+/// Encodes an entry: its id, and its fields with their values. Returns false if the space was
+/// dropped.
 fn write_entry(
     engines: &Engines,
     scope: Scope,
@@ -330,7 +333,7 @@ fn write_entry(
                 } else {
                     reply.bulk(field.name.as_bytes());
                 }
-                // A field added after the entry was written is 0.
+                // A field that was added after the entry was written has the value 0.
                 reply.bulk_int(values.get(at).copied().unwrap_or(0));
             }
         }
@@ -379,7 +382,8 @@ fn write_fields(reply: &mut Reply<'_>, fields: &[(&str, &str)]) {
     }
 }
 
-/// Returns the fields of a catalogue entry: its version, and a description of each requested space.
+/// Returns the fields of a catalogue entry: the version of the catalogue, and a description of each
+/// requested space.
 fn schema_fields(catalogue: &Catalogue, scope: Scope) -> Vec<(String, String)> {
     let is_wanted = |number: u32| scope == Scope::All || scope == Scope::Space(number);
     let mut fields = vec![("schema".to_owned(), catalogue.version.to_string())];

@@ -44,10 +44,10 @@ const NOT_WRITABLE: &str = "Not supported: tm:changes is the log, and clients ca
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {
-    /// `-` or `+`.
+    /// The bound is `-` or `+`.
     Open,
     At(Id),
-    /// An exclusive bound, `(id`.
+    /// The bound is exclusive, as in `(id`.
     Exclusive(Id),
 }
 
@@ -89,11 +89,11 @@ impl Bound {
 struct Range {
     scope: Scope,
     from: Bound,
-    /// Inclusive bounds.
+    /// Lower bound (inclusive). The next field is the upper bound (inclusive).
     low: Id,
     high: Id,
-    /// Requested maximum (COUNT). If it is missing, a range that exceeds the limit of a reply is an
-    /// error.
+    /// Maximum number of entries that the client requested (COUNT). Without COUNT, a range that
+    /// exceeds the limit of a reply is an error.
     most: Option<usize>,
 }
 
@@ -116,7 +116,7 @@ impl Range {
         if most == Some(0) {
             return Ok(Err(true));
         }
-        // The lower bound of an empty range is not checked.
+        // If the range is empty, its lower bound is not looked up in the log.
         if first > last {
             return Ok(Err(false));
         }
@@ -132,8 +132,8 @@ impl Range {
         }
     }
 
-    /// Number of entries to read: one more than the limit of a reply, to detect that the range
-    /// exceeds it.
+    /// Returns the number of entries to read. This is one more than the limit of a reply, to detect
+    /// that the range exceeds the limit.
     fn wanted(&self) -> usize {
         self.most.unwrap_or(usize::MAX).min(MAX_ENTRIES + 1)
     }
@@ -217,7 +217,7 @@ fn xlen(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Refuses a write, with Redis's error for keys of another type.
+/// Refuses a write. If the key has another type, returns Redis's error for that case.
 fn read_only(call: &mut Call<'_>) -> Outcome {
     let (node, key) = (call.node, call.args.at(1));
     if scope(node, key)?.is_none() {

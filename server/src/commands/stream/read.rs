@@ -64,7 +64,8 @@ const NO_LAST: Refusal = Refusal::fixed(
       just return an empty result set.",
 );
 
-/// Refuses a stream of an unknown space, where a blocking reader would wait forever.
+/// Returns the error for the stream of an unknown space. A reader that blocks on such a stream
+/// would wait forever.
 fn no_space(key: &[u8]) -> Refusal {
     refuse!("ERR No such key '{}': no space has that name (see TM.SPACE LIST)", Printable(key))
 }
@@ -72,13 +73,14 @@ fn no_space(key: &[u8]) -> Refusal {
 /// Position from which a stream is read.
 #[derive(Clone, Copy)]
 enum StartPosition {
-    /// The last entry (`+`). Becomes `Behind` when the entry's id is known.
+    /// The stream is read from its last entry (`+`). Becomes `Behind` when the id of that entry is
+    /// known.
     Last,
-    /// Entries after a start. The first read sets the position.
+    /// The stream is read from a start. The first read determines the position.
     Behind(Start, Option<Place>),
-    /// Entries that no consumer of the group has received.
+    /// The entries that no consumer of the group has received yet.
     New,
-    /// Pending entries of the consumer after this id.
+    /// The pending entries of the consumer that follow this id.
     Own(Id),
 }
 
@@ -95,8 +97,8 @@ struct ReadRequest {
     /// Log position that `$` denotes.
     end: Position,
     member: Option<Member>,
-    /// Ticket in the wait queues of the groups, for a blocking XREADGROUP. Before the reader is
-    /// queued, the highest ticket.
+    /// Ticket in the wait queues of the groups, for a blocking XREADGROUP. The highest possible
+    /// ticket until the reader is queued.
     number: Option<u64>,
 }
 
@@ -115,7 +117,7 @@ fn parse(call: &Call<'_>) -> Result<ReadRequest, Refusal> {
     let mut readings = Vec::new();
     for at in first..first + streams {
         let (key, text) = (call.args.at(at), call.args.at(at + streams));
-        // As in Redis, the type is checked before the id.
+        // As in Redis, the type of the key is checked before the id.
         let scope = scope(call.node, key)?;
         if let Some(member) = &member {
             member.hear_of(call.node, scope, key)?;
@@ -214,7 +216,8 @@ impl ReadRequest {
                 _ => {}
             }
             bytes += found.bytes.len();
-            // As in Redis, the reply contains a consumer's pending list even if it is empty.
+            // As in Redis, the reply contains the pending list of a consumer even if the list is
+            // empty.
             if found.count > 0 || matches!(reading.what, StartPosition::Own(_)) {
                 all.push((index, found));
             }
@@ -231,8 +234,8 @@ impl ReadRequest {
         new.map(|reading| member.key(reading.scope)).collect()
     }
 
-    /// Reads, and waits for entries if the request blocks. Among consumers waiting for a group, the
-    /// one that has waited longest is served first.
+    /// Reads, and waits for entries if the request blocks. If several consumers wait for a group,
+    /// the consumer that has waited longest is served first.
     async fn follow(
         &mut self,
         node: &Arc<Node>,
@@ -247,7 +250,7 @@ impl ReadRequest {
             let number = self.number.unwrap_or(0);
             let turns = awaited.iter().filter(|key| groups.has_turn(key, number)).count();
             let is_behind = turns < awaited.len();
-            // Group reads may block on the group's lock, so they use another thread.
+            // Reads of a group may block on the group's lock, so they run on another thread.
             let is_at_hand = |reading: &Reading| match &reading.what {
                 StartPosition::Behind(_, Some(place)) => place.is_at_hand(end),
                 _ => false,

@@ -63,7 +63,7 @@ pub(super) const LEFT_OUT: [&str; 20] = [
     "lastsave",
 ];
 
-/// Words for the second client's commands.
+/// Arguments for the commands of the second client.
 pub(super) const WORDS: [&str; 40] = [
     "post:1",
     "post:1:like",
@@ -145,7 +145,7 @@ impl Choices<'_> {
         (0..=self.byte() % 4).flat_map(|_| one(self)).collect()
     }
 
-    // Long: a `match` with a line or two for each command.
+    // Long: this function is a `match` with a line or two for each command.
     pub(super) fn known(&mut self, kind: usize) -> Vec<String> {
         let word = |word: &str| vec![word.to_owned()];
         let field_value = |c: &mut Self| vec![c.of(&FIELDS).to_owned(), c.value()];

@@ -1,4 +1,4 @@
-//! Reference model: plain maps, and the reply of each command derived from them.
+//! Reference model. It consists of plain maps, from which it computes the reply of each command.
 
 use crate::fuzz::commands::Words;
 use crate::fuzz::commands::choices::{FIELDS, FLAGS, IDS, MEMBERS};
@@ -12,7 +12,7 @@ fn number(text: &[u8]) -> Option<i64> {
     text.parse::<i64>().ok().filter(|value| value.to_string() == text)
 }
 
-/// Represents any error. This model does not compare error texts.
+/// Returns a value that stands for any error. The model does not compare error texts.
 pub(super) fn error() -> Frame {
     Frame::Error(String::new())
 }
@@ -29,8 +29,8 @@ fn ints(values: impl IntoIterator<Item = i64>) -> Frame {
     Frame::Array(values.into_iter().map(Frame::Integer).collect())
 }
 
-/// Key of an applied increment: row, counter (if the token covers a single one), and the client's
-/// token.
+/// Key of an applied increment: the row, the counter (if the token covers a single counter), and
+/// the client's token.
 type Token = (u64, Option<usize>, Vec<u8>);
 
 #[derive(Default)]
@@ -39,7 +39,7 @@ pub(super) struct Model {
     /// Pairs of each space of [`FLAGS`].
     flags: [BTreeSet<(u64, Vec<u8>)>; 2],
     horizons: [u64; 2],
-    /// Number of rows that the model does not track.
+    /// Number of rows in the engines that the model does not track.
     others: i64,
     queue: Option<Vec<Words>>,
     /// Applied increments and their replies.
@@ -61,8 +61,8 @@ impl Increment {
 }
 
 impl Model {
-    /// Reads the horizons from the engines. With `rows_too`, also copies all data, which another
-    /// client may have changed.
+    /// Reads the horizons from the engines. If `rows_too`, also copies all data, because another
+    /// client may have changed the data.
     pub(super) fn look(&mut self, engines: &Engines, rows_too: bool) {
         for (index, (name, ..)) in FLAGS.iter().enumerate() {
             let space = engines.existence(name.as_bytes()).expect("a space");
@@ -127,7 +127,7 @@ impl Model {
         self.rows.get(&id).map_or(Frame::Null, |row| bulk(row[field]))
     }
 
-    /// Field-value pairs, or `None` if a value is not an integer.
+    /// Parses field-value pairs. Returns `None` if a value is not an integer.
     fn values(words: &[Vec<u8>]) -> Option<Vec<(usize, i64)>> {
         words.chunks(2).map(|pair| Some((Model::field(&pair[0]), number(&pair[1])?))).collect()
     }
@@ -137,7 +137,7 @@ impl Model {
         values.iter().for_each(|&(field, value)| row[field] = value);
     }
 
-    /// State of a pair; `None` below the horizon.
+    /// Returns whether a pair is set, or `None` if the id is below the horizon.
     fn is_set(&self, flag: usize, id: u64, member: &[u8]) -> Option<bool> {
         (id >= self.horizons[flag]).then(|| self.flags[flag].contains(&(id, member.to_vec())))
     }
@@ -208,7 +208,7 @@ impl Model {
         let is_option = |word: &&Vec<u8>| {
             [&b"MIN"[..], b"MAX", b"SAT", b"FAIL", b"TOKEN"].contains(&word.as_slice())
         };
-        // SAT and FAIL are mutually exclusive.
+        // SAT and FAIL count as the same option, because they are mutually exclusive.
         let kinds = words.iter().filter(is_option).map(|word| match word.as_slice() {
             b"FAIL" => &b"SAT"[..],
             word => word,
@@ -250,8 +250,8 @@ impl Model {
         token: Option<(Option<usize>, Vec<u8>)>,
     ) -> Option<Vec<i64>> {
         let token = token.map(|(cell, token)| (id, cell, token));
-        // The token of CNT.INCRBY covers the row, that of CNT.MINCRBY one counter. A row token
-        // conflicts with every counter token.
+        // The token of CNT.INCRBY covers a row, the token of CNT.MINCRBY a single counter. A row
+        // token conflicts with every counter token of the row.
         let names = token.iter().flat_map(|(id, cell, token)| {
             let others = match cell {
                 Some(_) => vec![None],
@@ -353,7 +353,8 @@ impl Model {
     }
 
     /// Returns `None` if the command fails.
-    // Long: a `match` with an arm of a few lines for each command. The arms share two closures.
+    // Long: this function is a `match` with an arm of a few lines for each command. The arms share
+    // two closures.
     fn execute_now(&mut self, name: &[u8], words: &[Vec<u8>]) -> Option<Frame> {
         let opposite = |text: &[u8]| number(text)?.checked_neg();
         let int = |is: bool| Frame::Integer(is.into());
@@ -521,7 +522,7 @@ impl Model {
         })
     }
 
-    /// Replies of commands on the members of one id.
+    /// Returns the reply to a command on the members of one id, or `None` if the command fails.
     fn members(&mut self, name: &[u8], words: &[Vec<u8>]) -> Option<Frame> {
         let int = |is: bool| Frame::Integer(is.into());
         let space = words[1].split(|&b| b == b':').next().unwrap_or_default();

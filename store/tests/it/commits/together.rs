@@ -46,7 +46,7 @@ fn what_waits_in_stripes_that_are_joined_is_in_the_same_batch() {
     }
 }
 
-/// The batch before the atomic group fails.
+/// The append of the batch before the atomic group fails.
 #[test]
 fn a_failed_round_forgets_no_joined_stripe() {
     let meeting = Meeting::new(8, always(8));
@@ -100,8 +100,8 @@ impl LoggedState<u32> for Interrupted<'_> {
     fn failed(&mut self, _: &Error) {}
 }
 
-/// C7. The round may visit joined stripes again after another writer has changed them. A batch with
-/// both states would not show which one is later.
+/// Tests invariant C7. The round may visit joined stripes again after another writer has changed
+/// them. A batch with both states would not show which state is later.
 #[test]
 fn no_batch_holds_a_key_twice() {
     let meeting = Meeting::new(4, always(4));
@@ -119,7 +119,7 @@ fn no_batch_holds_a_key_twice() {
     assert_eq!(meeting.left(), BTreeMap::from([(0, 7), (1, 1), (2, 7)]));
 }
 
-/// A source with records so large that twenty exceed a batch. Keys 2n and 2n + 1 belong together.
+/// A source with records so large that twenty exceed a batch. Keys 2n and 2n + 1 belong to one id.
 struct Large<'a> {
     reader: Reader<'a>,
     batch_split: usize,
@@ -153,7 +153,7 @@ impl LoggedState<u32> for Large<'_> {
     }
 }
 
-/// Returns the encoded size of keys of a [`Large`] source.
+/// Returns the encoded size of this many keys of a [`Large`] source.
 fn bytes_of(keys: usize) -> usize {
     keys * (MAX_BODY_BYTES / 16 + 12)
 }
@@ -191,10 +191,11 @@ impl Meeting {
     }
 }
 
-/// C6, C8. If two groups exceed one batch, the second one waits for a round without holding locks.
+/// Tests invariants C6 and C8. If two groups together exceed a batch, the second group waits for a
+/// round without holding locks.
 #[test]
 fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
-    // Test one stripe and several.
+    // Test with one stripe and with several.
     for stripes in [1, 8] {
         let meeting = Meeting::new(32, always(stripes));
         let mut thread = meeting.by_hand_large();
@@ -207,8 +208,8 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         thread.round().unwrap();
         assert!(meeting.set_together(10..20, 1));
         thread.round().unwrap();
-        // Dropping a reservation releases it, even if the group marked no key, or keys of only one
-        // stripe.
+        // Dropping a reservation releases its bytes, even if the group marked no key, or keys of
+        // only one stripe.
         drop(meeting.committer.reserve(bytes_of(15)).unwrap());
         drop(meeting.committer.reserve(bytes_of(15)).unwrap().exclusive());
         assert!(meeting.set_together(7..8, 2));
@@ -216,7 +217,7 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         let all = meeting.committer.reserve(bytes_of(15)).expect("no reservation is left");
         assert!(meeting.committer.reserve(bytes_of(1)).is_none());
         drop(all);
-        // A group that exceeds any batch is admitted if no other is pending.
+        // A group that exceeds any batch is admitted if no other group is pending.
         drop(meeting.committer.reserve(usize::MAX).unwrap());
         assert_eq!(thread.source.batch_split, 0);
         let batches = meeting.batches();
@@ -266,7 +267,7 @@ fn group_stays_in_one_batch_despite_concurrent_changes() {
         (0..8).step_by(2).for_each(set);
         drop(several);
         (30..40).for_each(set);
-        // Changes of the same ids.
+        // Change the same ids as the group.
         (1..8).step_by(2).for_each(set);
         if fails {
             meeting.disk.set_capacity(Some(meeting.disk.used_bytes() + 100));
@@ -290,7 +291,7 @@ fn group_stays_in_one_batch_despite_concurrent_changes() {
 fn what_belongs_together_is_known_after_a_stripe_was_deduped() {
     let meeting = Meeting::new(64, CommitOptions { batch_bytes: 1, ..always(2) });
     let mut thread = meeting.by_hand_large();
-    // Pending keys in one of the stripes, greater than the later ones.
+    // Mark keys in one of the stripes that are greater than the keys marked later.
     (16..30).step_by(2).for_each(|key| _ = meeting.set(key, 1));
     // Marks keys of both stripes, and keys of one of them repeatedly.
     let several = meeting.committer.reserve(bytes_of(10)).unwrap().several([0, 1]);
@@ -308,7 +309,7 @@ fn what_belongs_together_is_known_after_a_stripe_was_deduped() {
     assert_eq!(thread.source.batch_split, 0);
 }
 
-/// C8. A group without a reservation is split, because a retry would never succeed.
+/// Tests invariant C8. A group without a reservation is split, because a retry would never succeed.
 #[test]
 fn what_is_too_much_for_one_batch_is_parted_and_logged() {
     for stripes in [1, 8] {

@@ -1,4 +1,4 @@
-//! FAILOVER: handing the role over, and aborting.
+//! Tests of FAILOVER: handover of the role, and FAILOVER ABORT.
 
 use super::{follow, info, likes, number, small, wait_for_sync};
 use redis::Commands;
@@ -69,7 +69,7 @@ fn failover_hands_the_role_over_and_nothing_is_lost() {
     b.connection().hincr::<_, _, _, ()>("post:7", "like", 1).unwrap();
 }
 
-/// A set that replaces another one during the handover exists completely or not at all.
+/// A set that replaces another set during the handover exists completely or not at all.
 #[test]
 fn restore_during_a_failover_is_whole_or_not_at_all() {
     const MEMBERS: u64 = 60_000;
@@ -117,7 +117,8 @@ fn restore_during_a_failover_is_whole_or_not_at_all() {
     }
 }
 
-/// FAILOVER ABORT at any moment around the change of role: a waiting write is executed once.
+/// FAILOVER ABORT may arrive at any moment around the change of role. A waiting write is executed
+/// exactly once.
 #[test]
 fn failover_abort_at_any_moment_runs_waiting_writes_once() {
     let master = TestServer::with(small);
@@ -155,7 +156,7 @@ fn failover_abort_at_any_moment_runs_waiting_writes_once() {
     assert_eq!(number(&unreachable, "repl_full_syncs"), 1);
 }
 
-/// TM.REPLICATE FAILOVER may come from a master of another data set.
+/// TM.REPLICATE FAILOVER may come from a master of another data set, and the node must refuse it.
 #[test]
 fn a_role_is_taken_over_from_the_own_master_only() {
     let (master, replica, stranger) =
@@ -178,7 +179,7 @@ fn a_role_is_taken_over_from_the_own_master_only() {
         assert!(answer.starts_with("-NOFAILOVER this replica has a different history"), "{answer}");
     }
     let role = || info(&mut replica.connection(), "role");
-    // The request of the old master is read after REPLICAOF has named another one.
+    // The request of the old master is read after REPLICAOF has named another master.
     redis::cmd("REPLICAOF")
         .arg("127.0.0.1")
         .arg("1")

@@ -1,4 +1,4 @@
-//! Fencing: what confirms a node as master after a restart or with Sentinels.
+//! Tests of fencing: which events confirm a node as master after a restart or with Sentinels.
 
 use super::{detach, follow, number, small, wait_for_sync};
 use redis::Commands;
@@ -14,7 +14,8 @@ fn hello(server: &TestServer, port: u16, epoch: u64) {
         .unwrap();
 }
 
-/// The role of a master that is restarted, replaced, chosen again, and abandoned by all Sentinels.
+/// Tests the role of a master that is restarted, replaced, chosen again, and abandoned by all
+/// Sentinels.
 #[test]
 fn master_takes_writes_while_sentinels_name_it() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
@@ -111,8 +112,8 @@ fn returning_replica_lifts_no_fence_set_by_sentinels() {
 
 /// Regression test: the second of two failovers returned to the old master before Sentinel had
 /// reconfigured it. REPLICAOF NO ONE had no effect on that node. The other nodes had a later term
-/// and never followed it again. Sentinel may also send no REPLICAOF NO ONE at all, because the node
-/// already reports that it is a master.
+/// and never followed that node again. Sentinel may also send no REPLICAOF NO ONE at all, because
+/// the node already reports that it is a master.
 #[test]
 fn replicas_follow_a_master_that_is_promoted_again() {
     for is_told in [true, false] {
@@ -152,9 +153,9 @@ fn replicas_follow_a_master_that_is_promoted_again() {
     }
 }
 
-/// A master demoted by Sentinel disconnects its clients immediately; otherwise they get READONLY
-/// errors for eight seconds. Sentinels stay connected. A client that connects later is disconnected
-/// after its first write.
+/// A master demoted by Sentinel disconnects its clients immediately; otherwise the clients would
+/// get READONLY errors for eight seconds. Sentinels stay connected. A client that connects later is
+/// disconnected after its first write.
 #[test]
 fn a_master_that_sentinel_deposes_parts_with_its_clients() {
     let server = TestServer::with(small);

@@ -42,7 +42,8 @@ fn offset_contains_every_kind_of_write() {
     for fsync in POLICIES {
         let server = with(fsync);
         let mut client = server.raw();
-        // After a second without writes the log is sealed, which moves its end once more.
+        // After a second without writes the log is sealed, which moves the end of the log once
+        // more.
         let mut other = server.raw();
         for (round, words) in kinds.iter().cycle().take(3 * kinds.len()).enumerate() {
             other.ask(&["HSET", "post:99", "like", &round.to_string()]);
@@ -87,7 +88,7 @@ fn wait_in_a_transaction_counts_no_replica_that_lacks_a_write() {
     }
 }
 
-/// A manual switch: pause the master, wait for equal offsets, promote.
+/// Tests a manual switchover: pause the master, wait for equal offsets, and promote the replica.
 #[test]
 fn equal_offsets_under_a_pause_mean_nothing_is_missing() {
     for fsync in POLICIES {

@@ -27,7 +27,7 @@ fn a_node_that_gives_its_data_up_is_not_promotable() {
     follow(&a, &b);
     wait_for_sync(&b, &a);
     assert_eq!(priority(&a), 100);
-    // Both are masters for a while.
+    // Both nodes are masters for a while.
     detach(&a);
     fill(&a, 10..5000).unwrap();
     fill(&b, 10..20).unwrap();
@@ -121,7 +121,7 @@ fn master_with_older_data_is_refused_unless_forced() {
     assert_eq!(dropped(&replica).len(), 1, "the dropped writes are in a file");
 }
 
-/// Folders with discarded data.
+/// Returns the folders with discarded data.
 fn dropped(server: &TestServer) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().path());
     entries
@@ -176,13 +176,13 @@ fn old_master_drops_its_own_writes_to_follow_promoted_replica() {
     a.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
     follow(b, a);
     wait_for_sync(a, b);
-    // A chain of replicas.
+    // Build a chain of replicas.
     follow(c, b);
     wait_for_sync(a, b);
     wait_for_sync(a, c);
     assert_eq!(likes(c, 1..2), [Some(1)]);
     detach(b);
-    // Both are masters for a while.
+    // Both nodes are masters for a while.
     b.connection().hset::<_, _, _, ()>("post:2", "like", 22).unwrap();
     a.connection().hset::<_, _, _, ()>("post:3", "like", 33).unwrap();
     redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<()>(&mut a.connection()).unwrap();

@@ -63,7 +63,8 @@ fn a_client_of_a_new_master_may_write() {
                 assert_eq!(operator.ask(&["REPLICAOF", "NO", "ONE"]), "+OK");
                 assert_eq!(stays.ask(&["HINCRBY", "post:2", "like", "1"]), format!(":{round}"));
             } else {
-                // Sent in one packet, so that the write follows the role change immediately.
+                // Send both requests in one packet, so that the write follows the role change
+                // immediately.
                 operator
                     .send([tidemark_tests::request(&["REPLICAOF", "NO", "ONE"]), like(2)].concat());
                 assert_eq!(
@@ -153,7 +154,7 @@ fn a_master_admits_permitted_replicas_up_to_its_limit() {
     let mistaken = with("wrong", "");
     follow(&mistaken, &master);
     says(&mistaken, "WRONGPASS");
-    // A user with the right to replicate only.
+    // Use a user that only has the right to replicate.
     let mut at_master = master.raw();
     at_master.request(&["AUTH", "secret"]).expect("+OK\r\n");
     at_master.request(&["ACL", "SETUSER", "copy", "on", ">pw", "+tm.replicate"]).expect("+OK\r\n");
@@ -194,7 +195,7 @@ fn a_master_with_too_few_replicas_refuses_writes() {
     };
     set("min-replicas-to-write", "0");
     assert!(!refused(&master), "from now on");
-    // A silent replica stops counting.
+    // A silent replica no longer counts toward `min_replicas_to_write`.
     let link = relay(master.port());
     let replica = TestServer::with(small);
     follow_port(&replica, link.port);
@@ -269,7 +270,7 @@ fn replicaof_to_redis_is_reverted_with_an_error() {
     assert_eq!(asked("repl_last_error"), None);
 }
 
-/// A node configured as a replica stays one and shows the same error.
+/// A node that is configured as a replica remains a replica and shows the same error.
 #[test]
 fn configured_replica_of_redis_reports_the_alternatives() {
     let redis = crate::beside_redis::redis();

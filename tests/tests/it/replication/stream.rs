@@ -21,7 +21,7 @@ fn replica_gets_old_and_new_writes_through_restarts() {
     wait_for_sync(&master, &replica);
     assert_eq!(likes(&replica, 0..5000), likes(&master, 0..5000));
     assert_eq!(number(&replica, "repl_full_syncs"), 1);
-    // Changes while connected.
+    // Make changes while the replica is connected.
     for id in 0..100u64 {
         at_master.hincr::<_, _, _, ()>(format!("post:{id}"), "like", 1000).unwrap();
     }
@@ -106,7 +106,8 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
     let first = saved();
     let kept = saved().intersection(&first).count();
     assert!(kept >= 4, "tables that have not changed are not written again: {first:?}");
-    // One row and three pairs per table: added, removed, added again.
+    // Change one row and three pairs per table. The pairs are added, removed, or removed and added
+    // again.
     for id in [3u64, 503, 1003] {
         call(&master, &format!("HSET post:{id} like 5"));
         call(&master, &format!("PH.ADD liked 9 {id}"));
@@ -200,8 +201,8 @@ fn the_stream_of_a_hot_row_is_small() {
     assert_eq!(likes(&replica, 7..8), [Some(WRITES as i64)]);
     let bytes = number(&master, "master_repl_offset") - before;
     // Changes are collected for 50 ms and written as a batch of one record, about 56 bytes. The
-    // number of batches depends on the duration, not on the number of writes; three more for the
-    // sync and the final seal.
+    // number of batches depends on the duration, not on the number of writes; three more batches
+    // allow for the sync and the final seal.
     let batches = began.elapsed().as_millis() as u64 / 50 + 3;
     println!("{bytes} bytes for {WRITES} writes of one row, in at most {batches} batches");
     assert!(

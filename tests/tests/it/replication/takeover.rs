@@ -10,8 +10,8 @@ fn no_one(server: &TestServer) {
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut server.connection()).unwrap();
 }
 
-/// Writes until the server refuses or `is_over` is set: increments, and members of two sets in a
-/// transaction. Returns the numbers acknowledged.
+/// Sends increments, and adds members to two sets in a transaction, until the server refuses a
+/// write or `is_over` is set. Returns the numbers of acknowledged writes.
 fn write(server: &TestServer, number: u64, is_over: &AtomicBool) -> [u64; 2] {
     let (mut connection, mut done) = (server.connection(), [0, 0]);
     while !is_over.load(SeqCst) {
