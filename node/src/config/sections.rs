@@ -155,6 +155,14 @@ section! {
         #[key = "shutdown_grace"]
         #[with = "dataset::options::units::millis"]
         shutdown_grace_ms: u64 = 1_000,
+        /// Time between two audits of all actions whose flags have a ledger, such as "1d"; 0 makes
+        /// none. An audit compares each counter with its members and changes nothing
+        /// (docs/audit.md).
+        #[live = true]
+        #[group = 2]
+        #[key = "audit_every"]
+        #[with = "dataset::options::units::seconds"]
+        audit_every_s: u64 = 0,
         /// Maximum time that a master's shutdown waits for its replicas to receive the last writes;
         /// 0 does not wait. Raise it if replicas lag for longer, and also raise the stop timeout of
         /// the service manager.

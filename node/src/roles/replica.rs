@@ -211,6 +211,7 @@ impl ReplicaContext {
     /// Applies a batch. After an error, a part of the batch may be applied.
     fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<(), String> {
         let node = &self.node;
+        let _applying = node.durability.applying.lock();
         let (mut engines, parts) = (node.engines(), &node.durability.parts);
         let mut records = 0;
         for record in Records::new(body) {
