@@ -1,7 +1,7 @@
 //! Metrics of the last complete audit of each action. INFO has one line per action.
 
 use super::encode::write_all;
-use super::metric::Kind::Gauge;
+use super::metric::MetricKind::Gauge;
 use super::metric::Metric;
 use crate::roles::audit::AuditReport;
 use crate::roles::node::Node;
