@@ -68,7 +68,7 @@ fn begin(call: &mut Call<'_>) -> Outcome {
         if let Some(other) = engines.conflicting_actions(action).next() {
             return Err(refuse!(
                 "ERR cannot repair '{}': the action '{}' changes its counter or its flag alone",
-                engines.moved_by(action),
+                engines.first_counter_name(action),
                 other.name()
             ));
         }
