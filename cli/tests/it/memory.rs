@@ -1,8 +1,8 @@
 //! Memory of the process after a burst of clients of all kinds, compared with INFO. After a quiet
 //! minute, INFO must account for all but 30 MB of it.
 
+use client::Client;
 use harness::program::{FIRST, Program, count, refusal};
-use node::client::Client;
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

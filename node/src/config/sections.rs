@@ -1,13 +1,11 @@
 //! The sections: each setting with its name, unit, default and documentation. Those of spaces,
 //! views and actions are [`dataset::options`].
 
+pub use client::DEFAULT_PORT;
 use dataset::options::{Fsync, Key, Spill, Tokens};
 use dataset::section;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-
-/// The port that Tidemark listens on unless told otherwise.
-pub const DEFAULT_PORT: u16 = 6399;
 
 /// Maximum number of connections that wait for accept(), as Redis's default.
 pub const BACKLOG: i32 = 511;
