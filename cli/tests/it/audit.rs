@@ -5,9 +5,8 @@
 //! `TIDEMARK_STEPS` sets the number of likes (default 60,000).
 
 use crate::write_behind::Postgres;
+use client::{Client, Reply};
 use harness::program::{Program, call, cannot, text, until};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -18,22 +17,22 @@ const LIKES_PER_POST: u64 = 50;
 /// Members of the likes that come and go during an audit; higher than those of the table.
 const LOAD_MEMBERS: std::ops::Range<u64> = 1 << 32..(1 << 32) + 4;
 
-fn word(frame: &OwnedFrame) -> String {
+fn word(frame: &Reply) -> String {
     match frame {
-        OwnedFrame::SimpleString(text) | OwnedFrame::BulkString(text) => {
+        Reply::SimpleString(text) | Reply::BulkString(text) => {
             String::from_utf8_lossy(text).into_owned()
         }
         _ => format!("{frame:?}"),
     }
 }
 
-fn status(client: &mut Client) -> BTreeMap<String, OwnedFrame> {
-    let OwnedFrame::Array(entries) = call(client, "TM.AUDIT STATUS") else { panic!("no map") };
+fn status(client: &mut Client) -> BTreeMap<String, Reply> {
+    let Reply::Array(entries) = call(client, "TM.AUDIT STATUS") else { panic!("no map") };
     entries.chunks(2).map(|pair| (word(&pair[0]), pair[1].clone())).collect()
 }
 
-fn number(status: &BTreeMap<String, OwnedFrame>, name: &str) -> u64 {
-    let OwnedFrame::Integer(number) = status[name] else { panic!("{name} of {status:?}") };
+fn number(status: &BTreeMap<String, Reply>, name: &str) -> u64 {
+    let Reply::Integer(number) = status[name] else { panic!("{name} of {status:?}") };
     number.unsigned_abs()
 }
 
@@ -42,7 +41,7 @@ fn state(client: &mut Client) -> String {
 }
 
 /// Runs an audit to its end and returns its status.
-fn audit(client: &mut Client, options: &str) -> BTreeMap<String, OwnedFrame> {
+fn audit(client: &mut Client, options: &str) -> BTreeMap<String, Reply> {
     let started = call(client, &format!("TM.AUDIT like {options}"));
     assert_eq!(word(&started), "Audit started");
     let began = Instant::now();
@@ -66,7 +65,7 @@ fn for_each_post(client: &mut Client, posts: u64, command: impl Fn(u64) -> Vec<V
             client.send().unwrap();
             for _ in 0..std::mem::take(&mut open) {
                 let reply = client.reply().unwrap();
-                assert!(!matches!(reply, OwnedFrame::Error(_)), "{reply:?}");
+                assert!(!matches!(reply, Reply::Error(_)), "{reply:?}");
             }
         }
     }
@@ -88,8 +87,8 @@ fn load(program: &Program, posts: u64, seed: u64, is_over: &AtomicBool) -> u64 {
             return changes;
         }
         for _ in 0..20 {
-            let Ok(OwnedFrame::Array(replies)) = client.reply() else { return changes };
-            changes += u64::from(replies == [OwnedFrame::Integer(1)]);
+            let Ok(Reply::Array(replies)) = client.reply() else { return changes };
+            changes += u64::from(replies == [Reply::Integer(1)]);
         }
     }
     changes
@@ -151,10 +150,10 @@ fn audit_finds_and_repairs_exactly_the_spoiled_counters() {
     });
     let counts = ["differing", "drift", "unreadable"].map(|name| number(&found, name));
     assert_eq!(counts, [all, 3 * all, 0], "{found:?}");
-    let OwnedFrame::Array(examples) = &found["examples"] else { panic!("{found:?}") };
+    let Reply::Array(examples) = &found["examples"] else { panic!("{found:?}") };
     for example in examples {
-        let OwnedFrame::Array(words) = example else { panic!("{example:?}") };
-        let [OwnedFrame::Integer(counter), OwnedFrame::Integer(members)] = words[1..] else {
+        let Reply::Array(words) = example else { panic!("{example:?}") };
+        let [Reply::Integer(counter), Reply::Integer(members)] = words[1..] else {
             panic!("{example:?}")
         };
         assert!(spoiled.contains(&word(&words[0]).parse().unwrap()), "{example:?}");
@@ -208,15 +207,15 @@ fn digests_equal_those_of_postgres(client: &mut Client, posts: u64) {
     let query = query
         .replace("1 + (post_id - 1)", &format!("{FIRST} + (post_id - {FIRST})"))
         .replace("BETWEEN 1 AND 1000000", &format!("BETWEEN {FIRST} AND {last}"));
-    let OwnedFrame::Array(ranges) =
+    let Reply::Array(ranges) =
         call(client, &format!("TM.AUDIT DIGEST like FROM {FIRST} TO {last} STEP 1000"))
     else {
         panic!("no array")
     };
     let mut ours = String::new();
     for range in &ranges {
-        let OwnedFrame::Array(range) = range else { panic!("{range:?}") };
-        let OwnedFrame::Integer(pairs) = range[2] else { panic!("{range:?}") };
+        let Reply::Array(range) = range else { panic!("{range:?}") };
+        let Reply::Integer(pairs) = range[2] else { panic!("{range:?}") };
         let _ = writeln!(ours, "{}|{pairs}|{}", word(&range[0]), word(&range[3]));
     }
     assert!(ranges.len() as u64 == posts.div_ceil(1000) && posts > 0);

@@ -1,15 +1,13 @@
 //! Sections of the configuration: each setting with its name, unit, default and documentation. The
 //! settings of spaces, views and actions are in [`dataset::options`].
 
+pub use client::DEFAULT_PORT;
 use dataset::options::{Fsync, Key, Spill, Tokens};
 use dataset::section;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Default TCP port of a server.
-pub const DEFAULT_PORT: u16 = 6399;
-
-/// Maximum number of connections that wait for accept(). The value is Redis's default.
+/// Maximum number of connections that wait for accept(), as Redis's default.
 pub const BACKLOG: i32 = 511;
 
 /// Format of the server's log messages.

@@ -1,8 +1,8 @@
 //! Metrics of the last complete audit of each action. INFO has one line per action.
 
 use super::encode::write_all;
-use super::metric::MetricKind::Gauge;
 use super::metric::Metric;
+use super::metric::MetricKind::Gauge;
 use crate::roles::audit::AuditReport;
 use crate::roles::node::Node;
 use prometheus_client::encoding::DescriptorEncoder;
