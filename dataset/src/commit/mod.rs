@@ -275,9 +275,9 @@ impl Durability {
     }
 
     /// Waits until the state that a reader saw is synced. `shown` is the ticket from
-    /// [`Committer::last_change`], or `Ticket::MAX` to wait for all changes so far. Also returns after a
-    /// failed attempt, because reads continue while the disk fails. Call this function only from
-    /// tasks of the workers.
+    /// [`Committer::last_change`], or `Ticket::MAX` to wait for all changes so far. Also returns
+    /// after a failed attempt, because reads continue while the disk fails. Call this function only
+    /// from tasks of the workers.
     pub async fn settled(&self, shown: Ticket) {
         let ticket = if shown < Ticket::MAX {
             shown
