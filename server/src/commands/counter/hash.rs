@@ -7,8 +7,7 @@
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Once};
 use crate::commands::counter::cnt::read_values;
-use counter::{Bounds, Change, Read, Schema};
-use dataset::cold::Unreadable;
+use counter::{Bounds, Change, Read};
 use dataset::engines::CounterSpace;
 use node::command::error::Refusal;
 use node::command::error::no_field;
@@ -68,20 +67,20 @@ fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
     space.index_of(name).ok_or_else(|| no_field(space.name(), name))
 }
 
-/// Reads a row into `scratch.row`. Returns whether the row exists, and the view with which it was
-/// read, which contains the schema.
-fn read<'a>(
-    call: &mut Call<'_>,
-    space: &'a CounterSpace,
-    id: u64,
-) -> Result<(bool, Read<'a>), Unreadable> {
+/// Reads the row of the key into `scratch.row`, and counts a keyspace hit or miss. Returns the view
+/// with which the row was read, which contains the schema, or `None` if the row does not exist.
+fn read_row<'a>(call: &mut Call<'a>) -> Result<Option<Read<'a>>, Refusal> {
+    let Some((space, id)) = call.existing_row(1)? else {
+        call.note_found(false);
+        return Ok(None);
+    };
     let mut view = space.read();
     let row = &mut call.scratch.row;
     row.clear();
     row.resize(view.schema().width(), 0);
     let found = view.get(id, row)?;
     call.note_found(found);
-    Ok((found, view))
+    Ok(found.then_some(view))
 }
 
 fn hset(call: &mut Call<'_>) -> Outcome {
@@ -139,66 +138,42 @@ pub(crate) fn add(
 }
 
 fn hget(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.existing_row(1)? else {
-        call.note_found(false);
-        call.reply.null();
-        return Ok(());
-    };
-    let (exists, view) = read(call, space, id)?;
-    write_field(call, exists, view.schema(), call.args.at(2));
+    let view = read_row(call)?;
+    write_field(call, view.as_ref(), call.args.at(2));
     Ok(())
 }
 
 fn hmget(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.existing_row(1)? else {
-        call.note_found(false);
-        write_absent(call, call.args.len() - 2);
-        return Ok(());
-    };
+    let view = read_row(call)?;
     let names = call.args.from(2);
-    let (exists, view) = read(call, space, id)?;
     call.reply.array(names.len());
     for name in names.iter() {
-        write_field(call, exists, view.schema(), name);
+        write_field(call, view.as_ref(), name);
     }
     Ok(())
 }
 
 /// Returns one field of the row in `scratch.row`, or `None` if the row or the field does not exist.
 #[inline]
-fn value_of(call: &Call<'_>, exists: bool, schema: &Schema, name: &[u8]) -> Option<i64> {
-    let field = schema.index_of(name).filter(|_| exists)?;
+fn value_of(call: &Call<'_>, view: Option<&Read<'_>>, name: &[u8]) -> Option<i64> {
+    let field = view?.schema().index_of(name)?;
     Some(call.scratch.row[field])
 }
 
 /// Writes the value of a field, or nil if the field is absent.
 #[inline]
-fn write_field(call: &mut Call<'_>, exists: bool, schema: &Schema, name: &[u8]) {
-    match value_of(call, exists, schema, name) {
+fn write_field(call: &mut Call<'_>, view: Option<&Read<'_>>, name: &[u8]) {
+    match value_of(call, view, name) {
         Some(value) => call.reply.bulk_int(value),
         None => call.reply.null(),
     }
 }
 
-/// Writes nil for each field of an absent row.
-fn write_absent(call: &mut Call<'_>, fields: usize) {
-    call.reply.array(fields);
-    (0..fields).for_each(|_| call.reply.null());
-}
-
 fn hgetall(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.existing_row(1)? else {
-        call.note_found(false);
-        call.reply.map(0);
-        return Ok(());
-    };
-    let (exists, view) = read(call, space, id)?;
-    if !exists {
-        call.reply.map(0);
-        return Ok(());
-    }
-    call.reply.map(view.schema().living().count());
-    for (position, field) in view.schema().living() {
+    let view = read_row(call)?;
+    let fields = || view.iter().flat_map(|view| view.schema().living());
+    call.reply.map(fields().count());
+    for (position, field) in fields() {
         call.reply.bulk(field.name.as_bytes());
         call.reply.bulk_int(call.scratch.row[position]);
     }
@@ -206,67 +181,38 @@ fn hgetall(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hexists(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.existing_row(1)? else {
-        call.reply.int(0);
-        return Ok(());
-    };
-    let (exists, view) = read(call, space, id)?;
-    let value = value_of(call, exists, view.schema(), call.args.at(2));
+    let view = read_row(call)?;
+    let value = value_of(call, view.as_ref(), call.args.at(2));
     call.reply.int(i64::from(value.is_some_and(|value| value != 0)));
     Ok(())
 }
 
 fn hlen(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.existing_row(1)? else {
-        call.reply.int(0);
-        return Ok(());
-    };
-    call.reply.count(if space.exists(id)? { space.schema().living().count() } else { 0 });
+    let view = read_row(call)?;
+    call.reply.count(view.map_or(0, |view| view.schema().living().count()));
     Ok(())
 }
 
 fn hkeys(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.existing_row(1)? else {
-        call.reply.array(0);
-        return Ok(());
-    };
-    if !space.exists(id)? {
-        call.reply.array(0);
-        return Ok(());
-    }
-    let schema = space.schema();
-    call.reply.array(schema.living().count());
-    for (_, field) in schema.living() {
-        call.reply.bulk(field.name.as_bytes());
-    }
+    let view = read_row(call)?;
+    let fields = || view.iter().flat_map(|view| view.schema().living());
+    call.reply.array(fields().count());
+    fields().for_each(|(_, field)| call.reply.bulk(field.name.as_bytes()));
     Ok(())
 }
 
 fn hvals(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.existing_row(1)? else {
-        call.reply.array(0);
-        return Ok(());
-    };
-    let (exists, view) = read(call, space, id)?;
-    if !exists {
-        call.reply.array(0);
-        return Ok(());
-    }
-    call.reply.array(view.schema().living().count());
-    for (position, _) in view.schema().living() {
-        call.reply.bulk_int(call.scratch.row[position]);
-    }
+    let view = read_row(call)?;
+    let fields = || view.iter().flat_map(|view| view.schema().living());
+    call.reply.array(fields().count());
+    fields().for_each(|(position, _)| call.reply.bulk_int(call.scratch.row[position]));
     Ok(())
 }
 
 fn hstrlen(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.existing_row(1)? else {
-        call.reply.int(0);
-        return Ok(());
-    };
-    let (exists, view) = read(call, space, id)?;
+    let view = read_row(call)?;
     let mut text = Vec::with_capacity(20);
-    if let Some(value) = value_of(call, exists, view.schema(), call.args.at(2)) {
+    if let Some(value) = value_of(call, view.as_ref(), call.args.at(2)) {
         decimal(value, &mut text);
     }
     call.reply.count(text.len());
@@ -287,25 +233,16 @@ fn hdel(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn write_none_scanned(call: &mut Call<'_>) {
-    call.reply.array(2);
-    call.reply.bulk(b"0");
-    call.reply.array(0);
-}
-
 fn hscan(call: &mut Call<'_>) -> Outcome {
     resp::natural(call.args.at(2))
         .ok_or_else(|| node::command::error::refuse!("ERR invalid cursor"))?;
-    let Some((space, id)) = call.existing_row(1)? else {
-        write_none_scanned(call);
+    let Some(view) = read_row(call)? else {
+        // As in Redis, an absent key is detected before the options are parsed.
+        call.reply.array(2);
+        call.reply.bulk(b"0");
+        call.reply.array(0);
         return Ok(());
     };
-    let (exists, view) = read(call, space, id)?;
-    if !exists {
-        // As in Redis, an absent key is detected before the options are parsed.
-        write_none_scanned(call);
-        return Ok(());
-    }
     let (mut pattern, mut with_values) = (None, true);
     let mut options = call.args.from(3).iter();
     while let Some(option) = options.next() {
