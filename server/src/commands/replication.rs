@@ -57,7 +57,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Internal command of Tidemark replicas; turns the connection into a replication link. With \
          FAILOVER, this node first becomes the master if its history contains the given offset and \
          lineage.").since("0.1.0")
-        .cost("bytes of files or log that the replica lacks"),
+        .cost("O(N) where N is the number of bytes of files or log that the replica lacks"),
     SERVER.row("replconf", -1, ADMIN, "[option value [option value ...]]", Once(foreign),
         NOT_TO_REDIS).since("3.0.0"),
     SERVER.row("psync", -3, ADMIN | flag::NO_MULTI, "replicationid offset", Once(foreign),

@@ -57,9 +57,10 @@ pub(crate) const COMMANDS: &[Command] = &[
         .since("2.0.0").linear("queued commands"),
     TRANSACTIONS.row("watch", -2, flag::FAST | flag::STALE | flag::NOSCRIPT | flag::AT_ONCE,
         "key [key ...]", Once(watch),
-        "Makes the next EXEC fail if one of the keys changes before it. Watching the key of a \
-         counter watches its whole row. A schema change or TM.ROLL counts as a change of all keys \
-         in the space.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
+        "Makes the next EXEC return nil, without executing any command, if one of the keys changes \
+         before it. Watching the key of a counter watches its whole row. A schema change or \
+         TM.ROLL counts as a change \
+         of all keys in the space.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
     TRANSACTIONS.row("unwatch", 1, ALWAYS | flag::FAST, "", Once(unwatch),
         "Unwatches all keys.").since("2.2.0"),
 ];

@@ -64,8 +64,8 @@ pub(crate) const CLUSTERX: Command =
              the command waits until the replicas have received all writes of the master.")
             .since("0.1.0"),
         CLUSTER.row("clusterx|setslot", 6, CONTROLLER, "slots NODE node-id version", Once(set_slot),
-            "Assigns slots, \"7\" or \"0-99 200\", to a master. The version must be one above the \
-             current version. Does not move any rows.").since("0.1.0"),
+            "Assigns slots, such as \"7\" or \"0-99 200\", to a master. The version must be one \
+             above the current version. Does not move any rows.").since("0.1.0"),
         CLUSTER.row("clusterx|trim", -4, CONTROLLER | flag::WRITE,
             "space cursor [COUNT count]", Once(trim::run),
             "Scans part of a counter space and deletes rows whose slots belong to another shard. \

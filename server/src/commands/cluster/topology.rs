@@ -78,7 +78,8 @@ pub(crate) const COMMANDS: &[Command] = &[
             "Returns the id of this node, or an empty string if the node has no id. Outside a \
              cluster, returns a hash of the node's address."),
         CLUSTER.row("cluster|myshardid", 2, ANYTIME, "", Once(my_shard_id),
-            "Returns the id of the shard, which is the id of its data's history.").since("7.2.0"),
+            "Returns the id of the shard, which identifies the \
+             replication history of its data.").since("7.2.0"),
         CLUSTER.row("cluster|nodes", 2, ANYTIME, "", Once(nodes),
             "Lists all nodes, one per line. The line of a master contains its slots. Outside a \
              cluster, the master has all slots."),

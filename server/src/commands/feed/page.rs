@@ -50,8 +50,8 @@ pub(crate) const COMMANDS: &[Command] = &[
         .keys(KeyArgs::ids_of(IdTarget::View)).linear("ids"),
     FEED.row("feed.row", -4, READ | flag::NAMED, "key view viewer [EXACT]", Once(row),
         "Returns the row that FEED.GET returns for one id, given the key of its row: the view's \
-         counters, then its flags for the viewer. In a cluster, a client can send a pipeline of \
-         FEED.ROW to the node of each key; the nodes then exchange no data.")
+         counters, then the viewer's flags. In a cluster, a client can pipeline FEED.ROW to the \
+         nodes that own the keys; the nodes then exchange no data.")
         .keys(KeyArgs::Shown).since("0.2.0"),
     FEED.row("feed.act", -4, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED | flag::PER_ID,
         "action viewer id [id ...]", Long(act),

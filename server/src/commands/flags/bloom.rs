@@ -32,17 +32,17 @@ pub(crate) const COMMANDS: &[Command] = &[
     BLOOM.row("bf.insert", -4, WRITE,
         "key [CAPACITY capacity] [ERROR error] [EXPANSION expansion] [NOCREATE] [NONSCALING] ITEMS \
          item [item ...]", Once(insert),
-        "Adds items, as BF.MADD does. NOCREATE fails unless an earlier BF.RESERVE or BF.INSERT has \
-         created the key; in a space with a ledger, unless the id has a member. CAPACITY, \
+        "Adds items, as BF.MADD does. NOCREATE fails unless BF.RESERVE or BF.INSERT has created \
+         the key. In a space with a ledger, a key exists if its id has a member. CAPACITY, \
          EXPANSION and NONSCALING are validated but have no effect, because filters grow. ERROR \
          must not be below the \
          false-positive rate of the space.").linear("members").uses("RW insert"),
     BLOOM.row("bf.reserve", -4, WRITE,
         "key error_rate capacity [EXPANSION expansion] [NONSCALING]", Once(reserve),
-        "Returns OK, or the error 'item exists' if an earlier BF.RESERVE or BF.INSERT has created \
-         the key; in a space with a ledger, if the id has a member. The capacity and the expansion \
-         are validated but have no effect, because filters grow. The error rate must not be below \
-         the false-positive rate of the space.").uses("RW insert"),
+        "Returns OK, or the error 'item exists' if BF.RESERVE or BF.INSERT has created the key \
+         before. In a space with a ledger, a key exists if its id has a member. The capacity and \
+         the expansion are validated but have no effect, because filters grow. The error rate must \
+         not be below the false-positive rate of the space.").uses("RW insert"),
     BLOOM.row("bf.card", 2, READ, "key", Once(card),
         "Returns the number of items of all ids in the key's space, because a filter cannot count \
          the items of one id. Returns 0 if the key matches no space.").uses("RO"),

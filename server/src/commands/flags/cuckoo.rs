@@ -35,9 +35,9 @@ pub(crate) const COMMANDS: &[Command] = &[
     CUCKOO.row("cf.reserve", -3, WRITE,
         "key capacity [BUCKETSIZE bucketsize] [MAXITERATIONS maxiterations] [EXPANSION expansion]",
         Once(reserve),
-        "Returns OK, or the error 'item exists' if an earlier CF.RESERVE or CF.INSERT has created \
-         the key; in a space with a ledger, if the id has a member. The options are validated but \
-         have no effect, because filters grow.")
+        "Returns OK, or the error 'item exists' if CF.RESERVE or CF.INSERT has created the key \
+         before. In a space with a ledger, a key exists if its id has a member. The options are \
+         validated but have no effect, because filters grow.")
         .uses("RW insert"),
     CUCKOO.row("cf.insert", -4, WRITE,
         "key [CAPACITY capacity] [NOCREATE] ITEMS item [item ...]", Once(insert),
