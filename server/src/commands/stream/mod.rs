@@ -30,8 +30,8 @@ use store::Position;
 const STREAM: Group = Group::new("stream", "5.0.0", ONE_KEY);
 /// Complexity of commands that read entries.
 const READ_COST: &str = "O(N+M) where N is the number of returned entries and M is 64 KiB of log, \
-                         or the size of the segment if it has not been read since the server \
-                         started";
+                         or the size of the segment that contains a given id if that segment has \
+                         not been read since the server started";
 /// Complexity of commands that need the number of entries.
 const LENGTH_ITEMS: &str = "bytes of the log in the first call, and of bytes appended since the \
                             previous call in later calls";
