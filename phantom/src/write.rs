@@ -164,9 +164,9 @@ impl Space {
         Ok(Change::Changed)
     }
 
-    /// Whether the space accepts another outlier. It accepts up to `max_outliers` pairs, up to a fixed
-    /// share of the memory limit of filters, and any number while filters leave memory free. The
-    /// fixed share reserves room for ids that jump ahead while filters use all memory.
+    /// Whether the space accepts another outlier. It accepts up to `max_outliers` pairs, up to a
+    /// fixed share of the memory limit of filters, and any number while filters leave memory free.
+    /// The fixed share reserves room for ids that jump ahead while filters use all memory.
     fn may_hold_outliers(&self) -> bool {
         let bytes = self.outlier_bytes();
         self.outlier_pairs() < self.limits.max_outliers.load(Relaxed)

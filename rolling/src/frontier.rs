@@ -24,12 +24,12 @@
 //!
 //! - If there is no range yet: [`MIN_IDS_AHEAD`] distinct ids, or [`FIRST_RANGE_ENTRIES`] entries,
 //!   or `max_outliers` entries if that is less.
-//! - If there are ranges already: `max_outliers / 16` entries ([`MAX_ENTRIES_NEEDED`] by default) of
-//!   at least [`MIN_IDS_AHEAD`] distinct ids. The interval must be shorter than a sixteenth of its
-//!   distance to the range below; with `max_outliers` entries any interval is accepted. The interval
-//!   contains the required number of ids, or half of all ids if that is less, because two services
-//!   may start at the same time. If the interval is within [`WINDOW_FACTOR`] windows of the range
-//!   below, that range grows instead.
+//! - If there are ranges already: `max_outliers / 16` entries ([`MAX_ENTRIES_NEEDED`] by default)
+//!   of at least [`MIN_IDS_AHEAD`] distinct ids. The interval must be shorter than a sixteenth of
+//!   its distance to the range below; with `max_outliers` entries any interval is accepted. The
+//!   interval contains the required number of ids, or half of all ids if that is less, because two
+//!   services may start at the same time. If the interval is within [`WINDOW_FACTOR`] windows of
+//!   the range below, that range grows instead.
 //! - When memory for outliers is short: the same number as for the first range, at any distance.
 //!
 //! A range that receives no new id while other ranges receive [`IDLE_RANGE_IDS`] is joined with the

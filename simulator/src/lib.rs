@@ -37,7 +37,6 @@ mod counts;
 mod model;
 mod pair;
 mod process;
-mod reply;
 mod workload;
 mod world;
 

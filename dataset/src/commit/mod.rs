@@ -78,6 +78,9 @@ pub struct Durability {
     replied: AtomicU64,
     /// Parts of the data that the next snapshot must write.
     pub parts: DirtyParts,
+    /// Locked while a replica applies a batch, which locks no stripe. Between two batches each
+    /// counter agrees with the flags that its actions set.
+    pub applying: Mutex<()>,
 }
 
 impl Durability {
@@ -103,6 +106,7 @@ impl Durability {
             follows: AtomicBool::new(false),
             replied: AtomicU64::new(0),
             parts: DirtyParts::default(),
+            applying: Mutex::default(),
         }
     }
 
@@ -271,9 +275,9 @@ impl Durability {
     }
 
     /// Waits until the state that a reader saw is synced. `shown` is the ticket from
-    /// [`Committer::last_change`], or `Ticket::MAX` to wait for all changes so far. Also returns after a
-    /// failed attempt, because reads continue while the disk fails. Call this function only from
-    /// tasks of the workers.
+    /// [`Committer::last_change`], or `Ticket::MAX` to wait for all changes so far. Also returns
+    /// after a failed attempt, because reads continue while the disk fails. Call this function only
+    /// from tasks of the workers.
     pub async fn settled(&self, shown: Ticket) {
         let ticket = if shown < Ticket::MAX {
             shown

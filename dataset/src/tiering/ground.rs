@@ -11,8 +11,8 @@ use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{FileEntry, NewFiles, Role, Store, Tag};
 
-/// A spill stops pausing when less than 1/`URGENT_PART` of the margin below the memory limit is free.
-/// Writers start to wait when half of that is free.
+/// A spill stops pausing when less than 1/`URGENT_PART` of the margin below the memory limit is
+/// free. Writers start to wait when half of that is free.
 const URGENT_PART: u64 = 2;
 
 pub(crate) fn out_of_space(store: &Store) -> store::Error {

@@ -40,8 +40,8 @@
 //!   without a sufficient reservation is split, down to the units that
 //!   [`LoggedState::may_split_between`] keeps together. A retry of an oversized batch would loop
 //!   forever.
-//! - **C9** Under `always`, a reader of a changed id learns from [`Committer::last_change`] which round
-//!   its reply must wait for (`visibility.rs`).
+//! - **C9** Under `always`, a reader of a changed id learns from [`Committer::last_change`] which
+//!   round its reply must wait for (`visibility.rs`).
 //!
 //! A writer locks its stripe for the duration of its change. The commit thread locks a stripe while
 //! it reads the state of the stripe's keys. Readers lock no stripe (promise 1). `stripes.rs`

@@ -56,8 +56,8 @@ pub(crate) const COMMANDS: &[Command] = &[
          for each triple the new value, or an error (overflow, out of memory) for this triple \
          only. If a triple names an unknown counter, the command fails and changes nothing. TOKEN \
          makes each triple idempotent: a retry returns the first results of the applied triples, \
-         and applies the failed ones. With TOKEN, each \
-         counter may appear only once.").keys(KeyArgs::Ids(IdTarget::Rows, 2, 3)).linear("ids"),
+         and applies the failed ones. With TOKEN, each counter may appear only once.")
+        .keys(KeyArgs::Ids(IdTarget::Rows, 2, 3)).linear("ids"),
     COUNTER.row("cnt.set", -5, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED,
         "space id field value [field value ...]", Once(set),
         "Sets one or more counters of a row atomically. Other fields keep their values.")
