@@ -153,9 +153,8 @@ section! {
         #[key = "shutdown_grace"]
         #[with = "dataset::options::units::millis"]
         shutdown_grace_ms: u64 = 1_000,
-        /// Time between two audits of all actions whose flags have a ledger, such as "1d"; 0 makes
-        /// none. An audit compares each counter with its members and changes nothing
-        /// (docs/audit.md).
+        /// Time between automatic audits, such as "1d"; 0 disables them. An audit compares counters
+        /// with the number of members in the ledger, and changes nothing (docs/audit.md).
         #[live = true]
         #[group = 2]
         #[key = "audit_every"]
