@@ -156,29 +156,29 @@ impl Fsync {
 section! {
     /// Files with the old rows and flags of spaces that spill to disk.
     Spill {
-        /// Memory that caches rows read from disk. 0 is an eighth of server.memory. Set it when
-        /// INFO shows that most reads of old posts miss the cache.
+        /// Size of the cache for rows read from disk; 0 means an eighth of server.memory. Raise it
+        /// if INFO shows that most reads of old posts miss the cache.
         #[key = "cache"]
         #[with = "crate::options::units::bytes"]
         cache_bytes: u64 = 0,
-        /// Number of threads that read from disk, and so of concurrent reads.
+        /// Number of threads that read from disk: the maximum number of concurrent reads.
         read_threads: usize = 16,
-        /// Maximum disk space of rows and flags that moved to disk, without ledgers; 0 is no
-        /// limit. At the limit no more tables move, so new rows and flags get OOM errors once
-        /// memory is full. A merge writes a table's file again with later changes, and needs
-        /// space for both files. Set it when other programs share the disk.
+        /// Maximum disk space for rows and flags that moved to disk, without ledgers; 0 means no
+        /// limit. At the limit tables stay in memory, and when memory is full, new rows and flags
+        /// fail with OOM errors. A merge rewrites a table's file and temporarily needs space for
+        /// both files. Set it if other programs use the same disk.
         #[live = true]
         #[group = 2]
         #[key = "max_disk"]
         #[with = "crate::options::units::bytes"]
         max_bytes: u64 = 0,
-        /// Maximum bytes per second that merges write; 0 is no limit. Spilling is not limited.
+        /// Maximum bytes per second that merges write; 0 means no limit. Spills are exempt.
         #[live = true]
         #[key = "merge_rate"]
         #[with = "crate::options::units::bytes"]
         merge_bytes_per_s: u64 = 32 << 20,
-        /// Bytes per second that the weekly check of all checksums reads; 0 switches it off. It
-        /// drops to a quarter while requests wait for the disk.
+        /// Read rate of the weekly checksum verification, in bytes per second; 0 disables the
+        /// verification. The rate drops to a quarter while requests wait for the disk.
         #[live = true]
         #[key = "scrub_rate"]
         #[with = "crate::options::units::bytes"]
@@ -187,16 +187,16 @@ section! {
 }
 
 section! {
-    /// Tokens make a retried increment count once: CNT.INCRBY ... TOKEN.
+    /// Tokens make retries of an increment idempotent: CNT.INCRBY ... TOKEN.
     Tokens {
-        /// Maximum number of tokens, at least 64; 0 refuses TOKEN. Each takes 80 to 160 bytes. The
-        /// number is also limited to what an eighth of server.memory holds.
+        /// Maximum number of stored tokens, at least 64; 0 disables TOKEN. A token takes 80 to 160
+        /// bytes. All tokens together use at most an eighth of server.memory.
         #[live = true]
         max_tokens: usize = 1_000_000,
-        /// Time for which the server remembers a token, at least 1s. A token is a text that
-        /// the client chooses for a write (CNT.INCRBY ... TOKEN). A retry with the same token
-        /// counts once in this time, and again later. Raise it if clients retry for longer. INFO
-        /// tokens_dropped_age_s shows whether memory ran out earlier.
+        /// Time for which the server remembers a token, at least 1s. A token is a string that the
+        /// client chooses for a write (CNT.INCRBY ... TOKEN). A retry with the same token in this
+        /// time has no effect; a later retry counts again. Raise it if clients retry for longer.
+        /// INFO tokens_dropped_age_s shows whether tokens were evicted earlier.
         #[live = true]
         #[group = 3]
         #[key = "keep"]
@@ -211,60 +211,60 @@ section! {
         /// Name in commands (CNT.GET post 17), views and actions.
         #[group = 2]
         name: String = String::new(),
-        /// Counters of a row as NAME:BITS, with 1 to 64 bits each. Choose the width that most
-        /// rows need: larger and negative values are still exact, but take more memory.
-        /// TM.ADVISE suggests widths for existing data. "stock:20{0..}" refuses writes that go
-        /// below 0; "level:8{0..100}sat" stops at the bounds instead.
+        /// Counters of a row as NAME:BITS, with 1 to 64 bits each. Choose the width that most rows
+        /// need. Larger and negative values are stored exactly, but take more memory. TM.ADVISE
+        /// suggests widths for existing data. "stock:20{0..}" rejects writes that result in a value
+        /// below 0; "level:8{0..100}sat" clamps values to the bounds instead.
         #[group = 2]
         fields: String = String::new(),
-        /// Key patterns of rows for hash commands (HGETALL post:17), separated by spaces; empty
-        /// for none. Change them to match your clients' keys. "post:{{id}}" is the pattern of
-        /// post:{17}, a hash tag that keeps all keys of an id on one server. Replies use the
-        /// first pattern.
+        /// Key patterns of rows for hash commands (HGETALL post:17), separated by spaces; empty for
+        /// none. Change them to match your clients' keys. "post:{{id}}" matches post:{17}; the
+        /// braces are a hash tag that keeps all keys of an id on one server. Replies use the first
+        /// pattern.
         #[group = 2]
         rows: String = String::new(),
         /// Key patterns of single counters for string commands (INCR post:17:like); empty for
         /// none. A pattern without {field} names the first field.
         #[group = 2]
         cells: String = String::new(),
-        /// Whether ids in keys may have leading zeros: post:0017 is then post:17.
+        /// Whether ids in keys may have leading zeros, so that post:0017 is the key post:17.
         padded_ids: bool = false,
-        /// Whether GET on a row's key returns the row as text, "like:20,repost:3", as Weibo's
-        /// service does. Otherwise GET refuses a row.
+        /// Whether GET on the key of a row returns the row as text ("like:20,repost:3"), as Weibo's
+        /// service does. If false, GET returns an error.
         text_rows: bool = false,
-        /// What EXPIRE and SET ... EX do, because nothing expires. "refuse" is an error.
-        /// "ignore" executes the command without the expiry: EXPIRE returns 1 and the row stays.
-        /// Take "ignore" for tools that copy keys from Redis.
+        /// Handling of EXPIRE and SET ... EX, because rows do not expire: "refuse" returns an
+        /// error, "ignore" executes the command without the expiry (EXPIRE returns 1 and the row
+        /// stays). Use "ignore" with tools that copy keys from Redis.
         #[group = 3]
         expire: Expire = Expire::Refuse,
-        /// Whether deleting a row also unsets all flags of its id. Set it if ids are used again:
-        /// the likes of the old post would otherwise keep users from liking the new one.
+        /// Whether deleting a row also unsets all flags of its id. Set it if ids are reused:
+        /// otherwise, a user with a like on the old post cannot like the new post.
         #[group = 3]
         delete_forgets: bool = false,
-        /// Whether the oldest rows move to disk when memory is short, a table at a time. A table
-        /// has up to 1,048,576 rows with neighbouring ids. A row on disk costs one disk read.
-        /// Take false for ids that are not ordered by time, such as users: none of their tables
-        /// is old. With false new rows get OOM errors when memory is full.
+        /// Whether the oldest rows move to disk when memory is low, one table at a time. A table
+        /// has up to 1,048,576 rows with adjacent ids. Reading a row on disk takes one disk read.
+        /// Set false for ids that are not ordered by time, such as user ids, because every table
+        /// contains active ids. With false, new rows fail with OOM errors when memory is full.
         #[group = 2]
         spill: bool = true,
-        /// Rows per table, at most what a quarter of the memory limit holds.
+        /// Rows per table; reduced if a table would exceed a quarter of the memory limit.
         rows_per_table: u64 = 1 << 20,
-        /// Number of newest rows that the space keeps, in memory and on disk; 0 keeps all. The
-        /// server deletes the table with the oldest rows; later writes to its ids fail. Set it
-        /// to the rows of, say, one year if old posts may lose their counters. Only for ids that
-        /// rise with time.
+        /// Number of newest rows that the space keeps, in memory and on disk; 0 keeps all rows. The
+        /// server deletes the oldest rows, one table at a time; later writes to their ids fail. For
+        /// example, set it to the number of rows of one year if older counters may be deleted. Use
+        /// it only if ids increase with time.
         #[group = 2]
         #[with = "crate::options::wide"]
         keep_newest: u64 = 0,
         /// Maximum memory of the space; 0 means only server.memory limits it. Set it to protect
-        /// other spaces from this one. At the limit rows spill, or new rows get OOM errors.
+        /// other spaces from this space. At the limit rows spill, or new rows fail with OOM errors.
         #[group = 2]
         #[key = "memory_limit"]
         #[with = "crate::options::units::bytes"]
         memory_limit_bytes: u64 = 0,
-        /// Maximum distance of a new id above the highest one; a higher id gets "ERR key too
-        /// big". With 1000 and a highest id of 5000, the id 6001 is refused. An empty space
-        /// accepts any id. 0 is no limit. Set it if clients may send corrupt ids.
+        /// Maximum distance of a new id from the highest id of the space; 0 means no limit. For
+        /// example, with 1000 and a highest id of 5000, the id 6001 fails with "ERR key too big".
+        /// An empty space accepts any id. Set it if clients may send corrupt ids.
         #[group = 3]
         #[with = "crate::options::wide"]
         max_ahead: u64 = 0,
@@ -278,57 +278,57 @@ section! {
         #[group = 2]
         name: String = String::new(),
         /// Key patterns of an id's pairs for set and Bloom commands (SISMEMBER liked:17 7),
-        /// separated by spaces; empty for none. "liked:{{id}}" is the pattern of liked:{17}, a
+        /// separated by spaces; empty for none. "liked:{{id}}" matches liked:{17}; the braces are a
         /// hash tag that keeps all keys of an id on one server.
         #[group = 2]
         pairs: String = String::new(),
-        /// Whether ids in keys may have leading zeros: liked:0017 is then liked:17.
+        /// Whether ids in keys may have leading zeros, so that liked:0017 is the key liked:17.
         padded_ids: bool = false,
-        /// Whether a flag belongs to an id and a member, such as a viewer. With false it belongs
-        /// to the id alone: the space answers whether an id was set at all (BFSET 17, BFGET 17),
-        /// as in Weibo's service. Views and actions cannot use it then. Fixed at creation.
+        /// Whether a flag belongs to an id and a member, such as a viewer. With false it belongs to
+        /// the id alone: the space stores which ids were set (BFSET 17, BFGET 17), as Weibo's
+        /// service does. Views and actions cannot use such a space. Fixed at creation.
         #[group = 3]
         members: bool = true,
-        /// What EXPIRE does, because nothing expires. "refuse" is an error. "ignore" executes
-        /// the command without the expiry: EXPIRE returns 1 and the flags stay. Take "ignore"
-        /// for tools that copy keys from Redis.
+        /// Handling of EXPIRE, because flags do not expire: "refuse" returns an error, "ignore"
+        /// executes the command without the expiry (EXPIRE returns 1 and the flags stay). Use
+        /// "ignore" with tools that copy keys from Redis.
         #[group = 3]
         expire: Expire = Expire::Refuse,
-        /// Lowest id of a new space. Ids below it are unknown (nil).
+        /// Lowest id of a new space. Flags of lower ids are unknown (nil).
         #[with = "crate::options::wide"]
         first_id: u64 = 0,
-        /// Probability that an unset flag reads as set. At 0.0001, 0.64 % of pages with 64 flags
-        /// show a wrong flag. A tenth of the rate takes five more bits per pair. Lower it if
-        /// users notice wrong flags. After creation TM.SPACE ALTER changes it only with a
-        /// ledger.
+        /// Probability that an unset flag is read as set. At 0.0001, 0.64 % of pages with 64 flags
+        /// show a wrong flag. A rate ten times lower takes five more bits per pair. Lower it if
+        /// users notice wrong flags. After creation, TM.SPACE ALTER can change it only in a space
+        /// with a ledger.
         #[group = 2]
         false_positive_rate: f64 = 0.0001,
-        /// Pairs per table, about 20 bits each. The first table is an eighth of it.
+        /// Pairs per table, about 20 bits each. The first table has an eighth of this size.
         pairs_per_table: u64 = 8 << 20,
-        /// Maximum number of tables in memory. 0 is no limit if the space spills, otherwise 32.
+        /// Maximum number of tables in memory; 0 means no limit if spill is true, otherwise 32.
         max_tables: usize = 0,
-        /// What an action does with an id whose flags were recycled: "refuse" returns nil and
-        /// changes no counter, "count" changes the counters each time. Take "count" if a lost
-        /// like is worse than one that counts twice. Only spaces with spill = false or
-        /// keep_newest recycle.
+        /// Effect of an action on an id whose flags were recycled: "refuse" returns nil and changes
+        /// nothing, "count" changes the counters at every call. Use "count" if losing a like is
+        /// worse than counting it twice. Flags are recycled only if spill is false or keep_newest
+        /// is set.
         #[group = 2]
         recycled_ids: RecycledIds = RecycledIds::Refuse,
-        /// Whether the oldest flags move to disk when memory is short, a table at a time. A
-        /// table has up to 8 million pairs with neighbouring ids. A flag on disk costs one disk
-        /// read. With false the server recycles the oldest table: its flags become unknown
-        /// (nil). Take false for flags that may be lost.
+        /// Whether the oldest flags move to disk when memory is low, one table at a time. A table
+        /// has up to 8 million pairs with adjacent ids. Reading a flag on disk takes one disk read.
+        /// With false, the server recycles the oldest table: its flags become unknown (nil). Set
+        /// false if old flags may be lost.
         #[group = 2]
         spill: bool = true,
-        /// Number of newest pairs that the space keeps, in memory and on disk. Older flags
-        /// become unknown, a table at a time. 0 keeps all, or 32 tables if spill is false. Set
-        /// it to limit memory or disk space. Not with a ledger.
+        /// Number of newest pairs that the space keeps, in memory and on disk. Older flags become
+        /// unknown, one table at a time. 0 keeps all pairs, or 32 tables if spill is false. Set it
+        /// to limit memory or disk space. Not supported with a ledger.
         #[group = 2]
         #[with = "crate::options::wide"]
         keep_newest: u64 = 0,
-        /// Whether a ledger on disk stores every pair: "exact" or "off". A section without this
-        /// key has "off", as `read` below. "exact" counts each like exactly once and lets
-        /// SMEMBERS list members, for 4 to 10 bytes of disk a pair. With "off" a wrong yes of
-        /// the filter drops a first like. "exact" needs spill and members; fixed at creation.
+        /// Whether a ledger on disk stores every pair: "exact" or "off" (the default, as for `read`
+        /// below). With "exact", each like counts exactly once and SMEMBERS lists members, at 4 to
+        /// 10 bytes of disk per pair. With "off", a false positive of the filter loses a user's
+        /// first like. "exact" requires spill and members. Fixed at creation.
         #[group = 2]
         ledger: LedgerMode = LedgerMode::Off,
         /// Maximum memory of the space; 0 means only server.memory limits it. Set it to protect
@@ -337,40 +337,40 @@ section! {
         #[key = "memory_limit"]
         #[with = "crate::options::units::bytes"]
         memory_limit_bytes: u64 = 0,
-        /// Maximum number of unset pairs per table; each takes memory until a merge.
+        /// Maximum number of unset pairs per table. An unset pair takes memory until a merge.
         max_unset: usize = 1 << 20,
-        /// Maximum number of pairs whose ids are far above all others; they take more memory than
-        /// others.
+        /// Maximum number of outliers: pairs whose ids are far above all other ids. An outlier
+        /// takes more memory than other pairs.
         max_outliers: usize = 1 << 16,
-        /// Maximum number of ids that TM.FORGET has removed; 32 to 64 bytes each.
+        /// Maximum number of ids forgotten by TM.FORGET; each takes 32 to 64 bytes.
         max_forgotten: usize = 1 << 18,
-        /// Maximum distance of a new id above the highest one; a higher id gets "ERR key too
-        /// big". An empty space accepts any id. 0 is no limit. Set it if clients may send
-        /// corrupt ids.
+        /// Maximum distance of a new id from the highest id of the space; 0 means no limit. Higher
+        /// ids fail with "ERR key too big". An empty space accepts any id. Set it if clients may
+        /// send corrupt ids.
         #[group = 3]
         #[with = "crate::options::wide"]
         max_ahead: u64 = 0,
-        /// Secret seed of the hashes; 0 chooses a random one when the space is made.
+        /// Secret seed of the hashes; 0 chooses a random seed when the space is created.
         #[with = "crate::options::wide"]
         seed: u64 = 0,
     }
 }
 
 section! {
-    /// A view: what FEED.GET returns for each id. Without such sections there is `home`.
+    /// A view: what FEED.GET returns for each id. The default is the view `home`.
     View {
         /// Name in FEED.GET.
         #[group = 2]
         name: String = String::new(),
         /// Counters to return, in this order: "post.like" is one field, "post" all fields of the
-        /// space. Name the fields, because a field that is added later would change every page.
+        /// space. List the fields: with "post", adding a field to the space changes every page.
         #[group = 2]
         counters: Vec<String> = vec![],
         /// Existence spaces whose flags to return, in this order, after the counters.
         #[group = 2]
         flags: Vec<String> = vec![],
-        /// Views of further ids of an entry. With a view of authors here, FEED.GET home 7
-        /// 1001/77 returns this view of post 1001, then that view of author 77. Set it to fetch
+        /// Views for the further ids of an entry. If it lists a view of authors, FEED.GET home 7
+        /// 1001/77 returns the row of post 1001, followed by the row of author 77. Set it to fetch
         /// posts and authors in one request.
         #[group = 2]
         then: Vec<String> = vec![],
@@ -378,8 +378,8 @@ section! {
 }
 
 section! {
-    /// An action: a flag and a counter that change together, so that a repeated like counts
-    /// once. Without such sections there are like, repost and read.
+    /// An action: a flag and a counter that change together, so that a repeated like counts once.
+    /// The default actions are like, repost and read.
     Action {
         /// Name in FEED.ACT.
         #[group = 2]
@@ -391,8 +391,8 @@ section! {
         /// subtracts 1 if the flag was set, but not below 0.
         #[group = 2]
         counter: String = String::new(),
-        /// Further counters of the id that change in the same way, each as "space.field".
-        /// With ["post.total"], a like adds 1 to that, too.
+        /// Further counters of the id that change in the same way, each as "space.field". With
+        /// ["post.total"], a like also adds 1 to post.total.
         #[group = 2]
         also: Vec<String> = Vec::new(),
         /// Counters of the member, each as "space.field". With counter = "user.follower" and

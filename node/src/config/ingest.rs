@@ -36,15 +36,15 @@ dataset::section! {
     /// A stream of events that the master reads, each event exactly once: docs/ingest.md. Every
     /// node that may become the master needs the same sources. By default there are none.
     Ingest {
-        /// Name of 1 to 64 characters: a-z, A-Z, 0-9, _ and -. The position in the stream is stored
-        /// under this name, so a source with a new name reads from the start.
+        /// Name of the source, 1 to 64 of a-z, A-Z, 0-9, _ and -. The position in the stream is
+        /// stored under this name, so a renamed source is a new source.
         #[group = 2]
         name: String = String::new(),
         /// Broker: nats://host:4222, kafka://host:9092 or redis://host:6379. For NATS and Kafka you
         /// may list several, separated by commas.
         #[group = 2]
         url: String = String::new(),
-        /// User to log in as. With an empty user the password is a NATS token.
+        /// User name for the broker. If it is empty, the password is a NATS token.
         #[group = 2]
         user: String = String::new(),
         /// Password of that user.
@@ -54,10 +54,10 @@ dataset::section! {
         /// Whether to encrypt the connection.
         #[group = 2]
         tls: bool = false,
-        /// PEM file with the authorities that sign the broker's certificate; empty uses the
-        /// system's.
+        /// PEM file with the authorities that sign the broker's certificate; if empty, those of the
+        /// system are used.
         ca_file: String = String::new(),
-        /// JetStream's stream, Kafka's topic, or the key of a Redis stream.
+        /// Name of the JetStream stream, the Kafka topic, or the key of the Redis stream.
         #[group = 2]
         stream: String = String::new(),
         /// JetStream subjects to read, such as "likes.>"; empty reads all.
@@ -68,35 +68,35 @@ dataset::section! {
         format: IngestFormat = IngestFormat::Json,
         /// Events as "NAME = act ACTION", "NAME = undo ACTION", "NAME = increment SPACE.FIELD" or
         /// "NAME = set SPACE.FIELD". If empty, "like" runs the action like, and "unlike" undoes it.
-        /// Binary events are indexes into this list.
+        /// Binary events refer to this list by index.
         #[group = 2]
         events: Vec<String> = Vec::new(),
-        /// JSON key of the event's name.
+        /// JSON key that contains the name of the event.
         event_name: String = "event".to_owned(),
-        /// JSON key of the id.
+        /// JSON key that contains the id.
         id_name: String = "id".to_owned(),
-        /// JSON key of the member.
+        /// JSON key that contains the member.
         member_name: String = "member".to_owned(),
-        /// JSON key of the counter, for increment and set.
+        /// JSON key that contains the name of the counter, for increment and set.
         field_name: String = "field".to_owned(),
-        /// JSON key of the number, for increment and set.
+        /// JSON key that contains the number, for increment and set.
         value_name: String = "value".to_owned(),
-        /// Redis: field of a stream entry that contains the events. If an entry lacks the field,
-        /// its fields are the event.
+        /// For Redis: field of a stream entry that contains the events. If an entry has no such
+        /// field, its fields form one event.
         payload: String = "payload".to_owned(),
-        /// Where a new source begins: "first", the oldest message, or "new".
+        /// Where a new source begins: "first" (the oldest message), or "new" (new messages only).
         #[group = 2]
         start: IngestStart = IngestStart::First,
-        /// Maximum number of events per step, 1 to 4096.
+        /// Maximum number of events that are applied together, 1 to 4096.
         batch: usize = 512,
-        /// What to do with an invalid event: "skip" writes it to a file of dead letters, "stop"
+        /// Handling of invalid events: "skip" writes the event to the dead letter file, "stop"
         /// halts the source. Use "stop" if no event may be lost.
         #[group = 2]
         poison: IngestPoison = IngestPoison::Skip,
-        /// File of dead letters, one JSON object per line. If empty, the file is NAME.dead in the
+        /// Dead letter file, with one JSON object per line. If empty, the file is NAME.dead in the
         /// data folder.
         dead_letters: String = String::new(),
-        /// Maximum size of the file of dead letters. Further dead letters are only counted.
+        /// Maximum size of the dead letter file. Further dead letters are only counted.
         #[key = "max_dead_letters"]
         #[with = "dataset::options::units::bytes"]
         dead_letter_bytes: u64 = 64 << 20,

@@ -11,40 +11,36 @@ use std::fmt::Write as _;
 
 /// Header of the printed file.
 const HEAD: &str = "\
-# Configuration of Tidemark with the default values. A file needs only what it changes.
-# Sizes are quoted, as \"8gb\" or \"64mb\"; times as \"500ms\", \"10s\", \"1h\" or \"7d\". Without a
-# unit they are bytes or seconds, quoted or not: \"0\" equals 0. Write counts and ports as
-# plain numbers.
+# Configuration of Tidemark with the default values. List only the settings that you change.
+# Sizes (\"8gb\", \"64mb\") and times (\"500ms\", \"10s\", \"1h\", \"7d\") are quoted. A number
+# without a unit is in bytes or seconds, quoted or not. Counts and ports are plain numbers.
 # \"server.port = 1\" may also be written as \"port = 1\" in a section [server], but a file
-# uses only one form for a section.
-# * marks settings that CONFIG SET changes while the server runs. CONFIG REWRITE saves
-# them here.
+# must use the same form for all settings of a section.
+# CONFIG SET can change settings marked with * while the server runs. CONFIG REWRITE saves
+# the changed values in this file.
 ";
 
 /// Hint that ends the header of the short form.
 const MORE: &str = "\
 #
-# These are the settings that every operator should read. `tidemark config --all`
-# prints the others, and the spaces of counters and flags, which TM.SPACE changes while
-# the server runs.
+# Every operator should read these settings. `tidemark config --all` also prints the
+# other settings, and the spaces, views and actions, which commands such as TM.SPACE can
+# change while the server runs.
 ";
 
-const GROUPS: &[(u8, &str)] = &[
-    (1, "1. Every operator sets these"),
-    (2, "2. Some operators tune these"),
-    (3, "3. These rarely change"),
-];
+const GROUPS: &[(u8, &str)] =
+    &[(1, "1. Set by every operator"), (2, "2. Tuned by some operators"), (3, "3. Rarely changed")];
 
 const LISTS: &str = "\
 # ---- 4. Spaces, views and actions ----
 #
-# They apply to a new data folder. Later TM.SPACE, TM.VIEW and TM.ACTION change them,
-# and CONFIG REWRITE saves them here.
-# One [[counter]] section replaces all default counter spaces. The same applies to
-# [[existence]], [[view]] and [[action]]. A section needs only the keys whose built-in
-# default it changes: `liked` below sets its ledger, because the built-in one is \"off\".
-# Default views lose the counters and flags of a missing space. Default actions that
-# name a missing space disappear. Any other view or action that names one is an error.
+# These sections apply when a data folder is created. Later, use TM.SPACE, TM.VIEW and
+# TM.ACTION to change them; CONFIG REWRITE saves the changes here.
+# A single [[counter]] section replaces all default counter spaces. The same applies to
+# [[existence]], [[view]] and [[action]]. A section lists only the keys that differ from
+# the built-in defaults: `liked` below sets its ledger, because the default is \"off\".
+# If a default space is missing, its counters and flags are removed from default views,
+# and default actions on it are removed. Your own views and actions must not use it.
 ";
 
 impl Config {

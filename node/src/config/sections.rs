@@ -28,47 +28,47 @@ section! {
         #[redis = "bind"]
         #[group = 1]
         bind: Vec<String> = vec!["127.0.0.1".to_owned()],
-        /// TCP port; 0 lets the system choose. Change it if another server uses the port.
+        /// TCP port; 0 lets the system choose a port. Change it if another server uses the port.
         #[redis = "port"]
         #[group = 1]
         port: u16 = DEFAULT_PORT,
         /// Format of the log on standard error: "text", or "json" for log collectors.
         #[group = 1]
         log_format: LogFormat = LogFormat::Text,
-        /// Maximum memory of the process, such as "8gb"; 0 is 70 % of the machine or
-        /// container. Lower it if other programs need memory. At the limit the server moves old
-        /// tables to disk, or refuses new data with OOM errors.
+        /// Maximum memory of the process, such as "8gb"; 0 means 70 % of the memory of the machine
+        /// or container. Lower it if other programs need memory. At the limit the server moves old
+        /// tables to disk, or rejects new data with OOM errors.
         #[redis = "maxmemory"]
         #[live = true]
         #[group = 1]
         #[key = "memory"]
         #[with = "dataset::options::units::bytes"]
         memory_bytes: u64 = 0,
-        /// Number of threads that serve connections; 0 is one per core. Lower it to leave cores
+        /// Number of threads that serve connections; 0 means one per core. Lower it to leave cores
         /// to other programs.
         #[group = 2]
         workers: usize = 0,
         /// Maximum number of clients; further clients receive an error. Raise it together with the
-        /// system's limit of open files (ulimit -n).
+        /// system's limit on open files (ulimit -n).
         #[redis = "maxclients"]
         #[live = true]
         #[group = 2]
         max_clients: usize = 10_000,
-        /// Close a connection after the client is idle for this long; 0 disables this. Set it if
-        /// clients leak connections. Subscribers and replicas are exempt.
+        /// Close a connection after its client is idle for this long; 0 disables the timeout. Set
+        /// it if clients leak connections. Subscribers and replicas are exempt.
         #[redis = "timeout"]
         #[live = true]
         #[group = 3]
         #[key = "idle_timeout"]
         #[with = "dataset::options::units::seconds"]
         idle_timeout_s: u64 = 0,
-        /// Idle time after which the system sends TCP keepalive probes; 0 sends none.
+        /// Idle time after which the system sends TCP keepalive probes; 0 disables them.
         #[redis = "tcp-keepalive"]
         #[live = true]
         #[key = "tcp_keepalive"]
         #[with = "dataset::options::units::seconds"]
         tcp_keepalive_s: u64 = 300,
-        /// Maximum size of one argument.
+        /// Maximum size of an argument.
         #[redis = "proto-max-bulk-len"]
         #[live = true]
         #[key = "max_bulk"]
@@ -97,72 +97,71 @@ section! {
         #[key = "max_push_buffer"]
         #[with = "dataset::options::units::bytes"]
         max_push_buffer_bytes: usize = 32 << 20,
-        /// Maximum memory of all clients together; 0 is no limit. Above it the server disconnects
+        /// Maximum total memory of all clients; 0 means no limit. Above it the server disconnects
         /// the largest clients, except replicas and clients with CLIENT NO-EVICT ON.
         #[redis = "maxmemory-clients"]
         #[live = true]
         #[key = "max_clients_memory"]
         #[with = "dataset::options::units::bytes"]
         max_clients_memory_bytes: usize = 1 << 30,
-        /// Maximum number of channels and patterns of one client.
+        /// Maximum number of channels and patterns that a client subscribes to.
         #[live = true]
         max_subscriptions: usize = 10_000,
-        /// Maximum memory of a client's subscriptions: the names, and 352 bytes for each.
+        /// Maximum memory of a client's subscriptions: each takes its name and 352 bytes.
         #[live = true]
         #[key = "max_subscriptions_memory"]
         #[with = "dataset::options::units::bytes"]
         max_subscription_bytes: usize = 8 << 20,
-        /// Maximum size of the commands that a client queues between MULTI and EXEC.
+        /// Maximum total size of the commands that a client queues between MULTI and EXEC.
         #[live = true]
         #[key = "max_transaction"]
         #[with = "dataset::options::units::bytes"]
         max_transaction_bytes: usize = 16 << 20,
-        /// Maximum number of arguments of the commands that a client queues between MULTI and
+        /// Maximum total number of arguments of the commands that a client queues between MULTI and
         /// EXEC.
         #[live = true]
         max_transaction_args: usize = 32_768,
-        /// Maximum number of keys that one client watches; 192 bytes each.
+        /// Maximum number of keys that a client watches; each takes 192 bytes.
         #[live = true]
         max_watched_keys: usize = 10_000,
-        /// Maximum number of keys that CLIENT TRACKING remembers, about 200 bytes each; 0 is no
-        /// limit. Above it the server invalidates random keys.
+        /// Maximum number of keys that CLIENT TRACKING remembers, about 200 bytes each; 0 means no
+        /// limit. Above it the server evicts and invalidates random keys.
         #[redis = "tracking-table-max-keys"]
         #[live = true]
         max_tracked_keys: usize = 1_000_000,
-        /// Minimum duration of a command that SLOWLOG records; "off" records none. Lower it to find
-        /// slow commands. Below 10ms the server times every command, which takes about 50 ns per
-        /// command.
+        /// SLOWLOG records commands that take at least this long; "off" disables it. Lower it to
+        /// find slow commands. Below 10ms the server times every command, which costs about 50 ns
+        /// per command.
         #[redis = "slowlog-log-slower-than"]
         #[live = true]
         #[group = 3]
         #[key = "slowlog_slower_than"]
         #[with = "dataset::options::units::micros"]
         slowlog_slower_than_us: i64 = 10_000,
-        /// Maximum number of entries of SLOWLOG.
+        /// Maximum number of entries in the slow log.
         #[redis = "slowlog-max-len"]
         #[live = true]
         slowlog_max_len: usize = 128,
-        /// Minimum duration of a command that LATENCY records; 0 records none.
+        /// LATENCY records commands that take at least this long; 0 disables it.
         #[redis = "latency-monitor-threshold"]
         #[live = true]
         #[key = "latency_threshold"]
         #[with = "dataset::options::units::millis"]
         latency_threshold_ms: u64 = 0,
-        /// Maximum time that a shutdown waits until all replies are sent.
+        /// Maximum time that a shutdown waits for all replies to be sent.
         #[live = true]
         #[key = "shutdown_grace"]
         #[with = "dataset::options::units::millis"]
         shutdown_grace_ms: u64 = 1_000,
-        /// Time between two audits of all actions whose flags have a ledger, such as "1d"; 0 makes
-        /// none. An audit compares each counter with its members and changes nothing
-        /// (docs/audit.md).
+        /// Time between automatic audits, such as "1d"; 0 disables them. An audit compares counters
+        /// with the number of members in the ledger, and changes nothing (docs/audit.md).
         #[live = true]
         #[group = 2]
         #[key = "audit_every"]
         #[with = "dataset::options::units::seconds"]
         audit_every_s: u64 = 0,
         /// Maximum time that a master's shutdown waits for its replicas to receive the last writes;
-        /// 0 does not wait. Raise it if replicas lag for longer, and also raise the stop timeout of
+        /// 0 disables the wait. Raise it if replicas lag more, and also raise the stop timeout of
         /// the service manager.
         #[redis = "shutdown-timeout"]
         #[live = true]
@@ -184,12 +183,12 @@ section! {
         /// not. HTTP is not encrypted.
         #[group = 2]
         bind: String = "127.0.0.1".to_owned(),
-        /// HTTP port of metrics, health and dashboard; 0 disables them. Change it for a second
-        /// server on the same machine.
+        /// HTTP port for metrics, health checks and the dashboard; 0 disables them. Change it for a
+        /// second server on the same machine.
         #[group = 1]
         port: u16 = DEFAULT_ADMIN_PORT,
-        /// Additional host names that URLs may contain for this server; other names get status 421.
-        /// Set them if clients use a proxy or a DNS name for the port.
+        /// Additional host names that clients may use in URLs of this server; requests with other
+        /// names fail with status 421. Set them if clients use a proxy or a DNS name.
         #[live = true]
         #[group = 3]
         hosts: Vec<String> = vec![],
@@ -199,37 +198,37 @@ section! {
 section! {
     /// The log and its snapshots.
     Durability {
-        /// Folder for the log, snapshots and files of old data. Name a folder on a durable
-        /// disk. Each server needs its own.
+        /// Data folder, for the log, snapshots and files of old data. Choose a folder on a durable
+        /// disk. Each server needs its own folder.
         #[redis = "dir"]
         #[group = 1]
         dir: PathBuf = PathBuf::from("data"),
         /// When the log is synced to disk: "always" before the reply to a write, "everysec" within
-        /// a second, "no" when the system decides. Use "always" if a crash must not lose an
-        /// acknowledged write.
+        /// a second, "no" when the operating system decides. Use "always" if a crash must not lose
+        /// an acknowledged write.
         #[redis = "appendfsync"]
         #[live = true]
         #[group = 1]
         fsync: Fsync = Fsync::Everysec,
-        /// Size of the log since the last snapshot at which the server writes the next snapshot; 0
-        /// is no limit. snapshot_every may start a snapshot earlier. Lower it for faster restarts,
+        /// The server writes a snapshot when the log since the last snapshot has this size; 0 means
+        /// no limit. snapshot_every may start a snapshot earlier. Lower it for faster restarts,
         /// raise it to write less.
         #[live = true]
         #[group = 3]
         #[key = "snapshot_log"]
         #[with = "dataset::options::units::bytes"]
         snapshot_log_bytes: u64 = 256 << 20,
-        /// Time after which the server writes another snapshot if data changed; 0 is never.
-        /// snapshot_log may start a snapshot earlier. Lower it for faster restarts.
+        /// Time between snapshots if data has changed; 0 disables these snapshots. snapshot_log may
+        /// start a snapshot earlier. Lower it for faster restarts.
         #[live = true]
         #[group = 2]
         #[key = "snapshot_every"]
         #[with = "dataset::options::units::seconds"]
         snapshot_every_s: u64 = 3_600,
-        /// Size of the old log that a node keeps for replicas that reconnect. A replica that missed
-        /// more than this copies all data instead. Set it on each node to the size of all writes
-        /// during a replica's longest outage, as any node may become the master. If the disk is
-        /// full, the server deletes this log before it refuses writes.
+        /// Size of the old log that a node keeps for replicas that reconnect. A replica that is
+        /// further behind copies all data instead. Set it on every node, as any node may become the
+        /// master. Choose the amount written during the longest expected outage of a replica. If
+        /// the disk is full, the server deletes this log before it rejects writes.
         #[group = 2]
         #[key = "keep_log"]
         #[with = "dataset::options::units::bytes"]
@@ -245,7 +244,7 @@ section! {
     /// restoring a backup.
     Backup {
         /// Folder for backups, outside the data folder; empty disables backups. A backup on the
-        /// disk of the data folder takes little space, but a failed disk destroys both. Copy such
+        /// disk of the data folder takes little extra space, but is lost with that disk. Copy such
         /// backups to another machine.
         #[group = 1]
         dir: PathBuf = PathBuf::new(),
@@ -255,20 +254,20 @@ section! {
         #[key = "every"]
         #[with = "dataset::options::units::seconds"]
         every_s: u64 = 0,
-        /// Number of automatic backups to keep; the server deletes older ones. Raise it to keep
-        /// older backups. The server never deletes a backup that BACKUP TO made.
+        /// Number of automatic backups to keep; the server deletes older automatic backups. Raise
+        /// it to keep backups for longer. Backups made by BACKUP TO are never deleted.
         #[live = true]
         #[group = 2]
         keep: usize = 7,
-        /// Time for which backup.dir also keeps the log, to restore any moment after the oldest
-        /// backup in that period; 0 keeps no log. Needs backup.dir. To cover all backups, multiply
-        /// backup.every by one more than backup.keep: "8d" for "1d" and 7.
+        /// Time for which backup.dir also keeps the log, to restore the data of any moment after
+        /// the oldest backup in this period; 0 keeps no log. Needs backup.dir. To cover all
+        /// backups, set it to backup.every multiplied by backup.keep + 1: "8d" for "1d" and 7.
         #[live = true]
         #[group = 2]
         #[key = "keep_log"]
         #[with = "dataset::options::units::seconds"]
         keep_log_s: u64 = 0,
-        /// Maximum bytes per second that a backup copies; 0 is no limit.
+        /// Maximum bytes per second that a backup copies; 0 means no limit.
         #[live = true]
         #[key = "rate"]
         #[with = "dataset::options::units::bytes"]
@@ -279,34 +278,34 @@ section! {
 section! {
     /// Users and their permissions: docs/security.md.
     Security {
-        /// Password of the user "default"; empty requires no password. Set it before you listen on
-        /// other addresses. ACL SETUSER and a line for "default" in security.users or acl_file
-        /// replace this password.
+        /// Password of the user "default"; if empty, no password is required. Set it before you add
+        /// addresses to server.bind. ACL SETUSER, or an entry for "default" in security.users or
+        /// acl_file, overrides this password.
         #[redis = "requirepass"]
         #[live = true]
         #[secret = true]
         #[group = 1]
         password: String = String::new(),
         /// Whether the server refuses connections from other machines while the user "default"
-        /// needs no password. Other users do not count: set a password or switch "default" off.
-        /// Set false only in a trusted network.
+        /// needs no password. To allow such connections, set a password or disable the user
+        /// "default". Set false only in a trusted network.
         #[redis = "protected-mode"]
         #[live = true]
         #[group = 3]
         protected_mode: bool = true,
-        /// File of users, one "user NAME RULES" per line, for ACL LOAD and ACL SAVE; empty uses
-        /// security.users. Set it to share one file among servers.
+        /// File with users, one "user NAME RULES" per line, for ACL LOAD and ACL SAVE; if empty,
+        /// the users are in security.users. Set it to share users among servers.
         #[redis = "aclfile"]
         #[group = 2]
         acl_file: String = String::new(),
         /// Users, each as "NAME RULES" with the rules of ACL SETUSER, such as "app on >secret ~*
-        /// +@read +@write". Add one per application to limit its commands and keys.
+        /// +@read +@write". Add one user per application to limit its commands and keys.
         #[group = 1]
         users: Vec<String> = vec![],
         /// Maximum number of users.
         #[live = true]
         max_users: usize = 10_000,
-        /// Maximum number of entries of ACL LOG.
+        /// Maximum number of entries in ACL LOG.
         #[redis = "acllog-max-len"]
         #[live = true]
         acl_log_entries: usize = 128,
@@ -314,7 +313,7 @@ section! {
         /// ("@dangerous"). Set it to disable commands permanently.
         #[group = 2]
         deny_commands: Vec<String> = vec![],
-        /// Maximum time for a client's TLS handshake and login; 0 is no limit.
+        /// Maximum time for a client's TLS handshake and login; 0 means no limit.
         #[live = true]
         #[key = "handshake_timeout"]
         #[with = "dataset::options::units::seconds"]
@@ -337,7 +336,7 @@ pub enum AuthClients {
 section! {
     /// TLS settings. The server reloads the files when CONFIG SET changes one of the settings.
     Tls {
-        /// Port for TLS at the addresses of server.bind; 0 disables TLS for clients. Set it if the
+        /// TLS port on the addresses of server.bind; 0 disables TLS for clients. Set it if the
         /// network is not trusted.
         #[redis = "tls-port"]
         #[group = 2]
@@ -354,9 +353,9 @@ section! {
         #[live = true]
         #[group = 2]
         key_file: String = String::new(),
-        /// PEM file with trusted authorities. They sign the certificates of clients, and of
-        /// the master with replication.tls. Required unless auth_clients is "no" and
-        /// replication.tls is false.
+        /// PEM file with the certificates of trusted authorities, which sign the certificates of
+        /// clients and, with replication.tls, of the master. Required unless auth_clients is "no"
+        /// and replication.tls is false.
         #[redis = "tls-ca-cert-file"]
         #[live = true]
         #[group = 2]
@@ -384,26 +383,26 @@ section! {
         #[secret = true]
         #[group = 2]
         master_auth: String = String::new(),
-        /// User name for the master; empty is the user "default". Set it if the master has a user
-        /// for replicas.
+        /// User name for the master; empty means the user "default". Set it if the master has a
+        /// user for replicas.
         #[redis = "masteruser"]
         #[live = true]
         #[group = 2]
         master_user: String = String::new(),
-        /// Whether to connect to the master by TLS, at its tls.port. An authority in
-        /// tls.ca_file must have signed the master's certificate.
+        /// Whether to connect to the master over TLS, at its tls.port. The master's certificate
+        /// must be signed by an authority in tls.ca_file.
         #[redis = "tls-replication"]
         #[live = true]
         #[group = 2]
         tls: bool = false,
-        /// Address at which other nodes reach this node. Set it behind NAT or in a container; empty
-        /// is the address that the master sees.
+        /// Address at which other nodes reach this node. Set it behind NAT or in a container; if
+        /// empty, the master uses the connection's address.
         #[redis = "replica-announce-ip"]
         #[redis = "slave-announce-ip"]
         #[live = true]
         #[group = 2]
         replica_announce_ip: String = String::new(),
-        /// Port at which other nodes reach this node; 0 is server.port. Set it with
+        /// Port at which other nodes reach this node; 0 means server.port. Set it with
         /// replica_announce_ip.
         #[redis = "replica-announce-port"]
         #[redis = "slave-announce-port"]
@@ -411,21 +410,21 @@ section! {
         #[group = 2]
         replica_announce_port: u16 = 0,
         /// Priority for Sentinel, which promotes the replica with the lowest number; a replica with
-        /// 0 is never promoted. Set it to prefer or avoid a machine.
+        /// 0 is never promoted. Change it to prefer or avoid a machine.
         #[redis = "replica-priority"]
         #[redis = "slave-priority"]
         #[live = true]
         #[group = 2]
         replica_priority: u32 = 100,
-        /// Minimum number of connected replicas; with fewer, writes fail with NOREPLICAS. 0
-        /// disables this check. A replica counts while its last message is at most 10 seconds old
+        /// Minimum number of connected replicas; with fewer replicas, writes fail with NOREPLICAS.
+        /// 0 disables this check. A replica counts while its last message is at most 10 seconds old
         /// (min_replicas_max_lag). Only WAIT confirms that a replica has received a write.
         #[redis = "min-replicas-to-write"]
         #[redis = "min-slaves-to-write"]
         #[live = true]
         #[group = 2]
         min_replicas_to_write: usize = 0,
-        /// Maximum time since a replica's last message for min_replicas_to_write.
+        /// Time since its last message after which min_replicas_to_write ignores a replica.
         #[redis = "min-replicas-max-lag"]
         #[redis = "min-slaves-max-lag"]
         #[live = true]
@@ -441,10 +440,10 @@ section! {
         /// Maximum number of replicas.
         #[live = true]
         max_replicas: usize = 32,
-        /// Whether a restarted master refuses writes (READONLY) until its role is confirmed.
-        /// This applies if it had replicas at any time before. Sentinel, REPLICAOF NO ONE or,
-        /// without Sentinel, a replica that connects confirms it. Set false only if no other
-        /// node can become the master.
+        /// Whether a restarted master rejects writes (READONLY) until its role is confirmed by
+        /// Sentinel, by REPLICAOF NO ONE or, without Sentinel, by a replica that connects. Applies
+        /// only to a master that has ever had replicas. Set false only if no other node can become
+        /// the master.
         #[live = true]
         #[group = 3]
         fence: bool = true,
@@ -476,9 +475,9 @@ pub enum ReadFrom {
 section! {
     /// A cluster of several shards: docs/cluster.md.
     Cluster {
-        /// Whether this node is part of a cluster. In a new data folder all key patterns then
-        /// have the id in braces, post:{17}, so that all keys of an id are on one node. Set it
-        /// when one machine is too small.
+        /// Whether this node is part of a cluster. In a new data folder, all key patterns then
+        /// contain the id in braces (post:{17}), so that all keys of an id are on one node. Set it
+        /// if one machine is too small.
         #[redis = "cluster-enabled"]
         #[group = 2]
         enabled: bool = false,
@@ -487,8 +486,8 @@ section! {
         #[redis = "master-lease-mode"]
         #[live = true]
         master_lease_mode: LeaseMode = LeaseMode::BlockWrite,
-        /// Sentinels that choose the masters of the shards below ([[shard]]), each as
-        /// "host:port". Empty if a controller sends the topology (CLUSTERX).
+        /// Sentinels that select the masters of the shards ([[shard]]), each as "host:port". Leave
+        /// it empty if a controller sends the topology (CLUSTERX).
         #[group = 2]
         sentinels: Vec<String> = Vec::new(),
         /// User name for the Sentinels. Set it if the Sentinels have users.
@@ -500,27 +499,27 @@ section! {
         #[secret = true]
         #[group = 2]
         sentinel_auth: String = String::new(),
-        /// Timeout for rows of another shard in a page, from 1ms to 60s. After it, missing ids have
-        /// an error in the reply. Lower it if a late page is worse than a partial page.
+        /// Timeout for rows from another shard, 1ms to 60s. After it, their ids return errors.
+        /// Lower it if a late page is worse than a partial page.
         #[live = true]
         #[group = 3]
         #[key = "peer_timeout"]
         #[with = "dataset::options::units::millis"]
         peer_timeout_ms: u64 = 500,
-        /// Time without a reply after which CLUSTER NODES shows a node as failed, at least 100ms.
+        /// Time without a reply after which CLUSTER NODES shows a node as failed; at least 100ms.
         #[redis = "cluster-node-timeout"]
         #[live = true]
         #[key = "node_timeout"]
         #[with = "dataset::options::units::millis"]
         node_timeout_ms: u64 = 5_000,
-        /// Which node of another shard returns its rows of a page: "master", "replica" (each in
-        /// turn), or "nearest", the master or replica with the fastest replies. If no replica is
-        /// available, the master replies. Use "replica" or "nearest" to spread reads, if rows may
-        /// be a few seconds old.
+        /// Node of another shard that serves the shard's rows of a page: "master", "replica" (round
+        /// robin; the master if no replica is available), or "nearest" (the master or replica that
+        /// replies fastest). Use "replica" or "nearest" to spread reads if rows may be a few
+        /// seconds old.
         #[live = true]
         #[group = 2]
         read_from: ReadFrom = ReadFrom::Master,
-        /// Maximum lag of a replica that returns rows of a page.
+        /// Maximum lag of a replica that serves rows of a page.
         #[live = true]
         #[key = "max_staleness"]
         #[with = "dataset::options::units::millis"]
@@ -529,13 +528,13 @@ section! {
 }
 
 section! {
-    /// A shard whose master Sentinel chooses. Each node's configuration lists all shards. By
-    /// default there are none.
+    /// A shard whose master is selected by Sentinel. Each node's configuration must list all
+    /// shards. By default there are none.
     Shard {
         /// Name of the shard, for operators.
         #[group = 2]
         name: String = String::new(),
-        /// Slots, as ranges separated by spaces. All shards together need 0-16383.
+        /// Slot ranges, separated by spaces. All shards together must cover 0-16383.
         #[group = 2]
         slots: String = String::new(),
         /// Name of the shard's master in Sentinel.
@@ -554,10 +553,10 @@ impl Cluster {
 section! {
     /// Consumer groups of the stream tm:changes.
     Changes {
-        /// Maximum number of groups of all streams.
+        /// Maximum number of consumer groups of all streams together.
         #[live = true]
         max_groups: usize = 64,
-        /// Maximum number of consumers of a group.
+        /// Maximum number of consumers in a group.
         #[live = true]
         max_consumers: usize = 1_000,
         /// Maximum number of unacknowledged entries of a group, about 100 bytes each.

@@ -15,45 +15,45 @@ pub const AUDITS: &[AuditMetric] = &[
         "ids",
         Gauge,
         "tidemark_audit_ids",
-        "Ids whose counter the last complete audit of the action compared.",
+        "Ids compared by the last complete audit of the action.",
         |a| a.ids.into(),
     ),
-    AuditMetric::new("pairs", Gauge, "tidemark_audit_pairs", "Members of these ids.", |a| {
+    AuditMetric::new("pairs", Gauge, "tidemark_audit_pairs", "Members of the compared ids.", |a| {
         a.pairs.into()
     }),
     AuditMetric::new(
         "differing",
         Gauge,
         "tidemark_audit_differing_counters",
-        "Counters that differed from the number of their members.",
+        "Counters that differed from the number of members.",
         |a| a.differing.into(),
     ),
     AuditMetric::new(
         "drift",
         Gauge,
         "tidemark_audit_drift",
-        "Sum of the absolute differences.",
+        "Sum of the absolute differences between counters and numbers of members.",
         |a| a.drift.into(),
     ),
     AuditMetric::new(
         "repaired",
         Gauge,
         "tidemark_audit_repaired_counters",
-        "Differing counters that the audit repaired.",
+        "Counters repaired by the audit.",
         |a| a.repaired.into(),
     ),
     AuditMetric::new(
         "unreadable",
         Gauge,
         "tidemark_audit_unreadable_ids",
-        "Ids that could not be compared because a block on disk is damaged.",
+        "Ids that could not be compared because of a damaged block on disk.",
         |a| a.unreadable.into(),
     ),
     AuditMetric::new(
         "ended",
         Gauge,
         "tidemark_audit_last_end_timestamp",
-        "Unix time of the end of the last complete audit.",
+        "Unix time at which the last complete audit ended.",
         |a| a.ended_s.into(),
     )
     .seconds(),

@@ -12,7 +12,7 @@ pub const COLD: &[SampleMetric] = &[
     field("cold_pairs", Gauge, "tidemark_cold_pairs", "Pairs in cold files.", |s| {
         s.cold().pairs.into()
     }),
-    field("cold_file_bytes", Gauge, "tidemark_cold_file", "Bytes of the cold files.", |s| {
+    field("cold_file_bytes", Gauge, "tidemark_cold_file", "Total size of the cold files.", |s| {
         s.cold().bytes.into()
     })
     .bytes(),
@@ -82,7 +82,7 @@ pub const COLD: &[SampleMetric] = &[
         "overlay_rows",
         Gauge,
         "tidemark_overlay_rows",
-        "Cold rows changed since their spill.",
+        "Cold rows changed since they were spilled.",
         |s| s.cold().changed.into(),
     ),
     field("overlay_bytes", Gauge, "tidemark_overlay", "Memory used by changed cold rows.", |s| {
@@ -93,14 +93,14 @@ pub const COLD: &[SampleMetric] = &[
         "overlay_deleted",
         Gauge,
         "tidemark_overlay_deleted",
-        "Cold rows deleted and not merged yet.",
+        "Deleted cold rows that are not merged yet.",
         |s| s.cold().deleted.into(),
     ),
     field(
         "overlay_pairs",
         Gauge,
         "tidemark_overlay_pairs",
-        "Pairs set since their table's spill.",
+        "Pairs set since their table was spilled.",
         |s| s.cold().late.into(),
     ),
     field(
@@ -145,14 +145,14 @@ pub const COLD: &[SampleMetric] = &[
         "cold_damaged_files",
         Gauge,
         "tidemark_cold_damaged_files",
-        "Cold files with unreadable parts.",
+        "Cold files with unreadable blocks.",
         |s| s.damaged().len().into(),
     ),
     field(
         "cold_damaged_blocks",
         Gauge,
         "tidemark_cold_damaged_blocks",
-        "Unreadable parts of cold files.",
+        "Unreadable blocks in cold files.",
         |s| s.damaged().iter().map(|(_, parts)| *parts).sum::<usize>().into(),
     ),
     field(
@@ -182,7 +182,7 @@ pub const COLD: &[SampleMetric] = &[
         "scrub_last_pass_time",
         Gauge,
         "tidemark_scrub_last_pass_timestamp",
-        "Unix time of the last completed scrub; 0 if none since the start.",
+        "Unix time of the last completed scrub; 0 if none since the server started.",
         |s| s.figure(|f| &f.scrub_last_s),
     )
     .seconds(),

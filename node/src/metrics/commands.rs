@@ -30,7 +30,7 @@ pub(super) const COMMANDS: &[Metric<Sums>] = &[
 
 pub(super) const DURATION: Distribution = Distribution {
     name: "tidemark_command_duration",
-    help: "Execution time by command; constant-time commands time one call in 64.",
+    help: "Execution time, by command. For constant-time commands, one call in 64 is timed.",
 };
 
 pub(super) const ERRORS: [Metric<u64>; 1] =

@@ -27,20 +27,14 @@ fn by_powers_of_two(counts: impl Iterator<Item = u64>, sum: f64) -> Durations {
 type ReadDurations = fn(&Sample) -> Durations;
 
 pub(super) const HISTOGRAMS: &[(Distribution, ReadDurations)] = &[
-    (
-        Distribution {
-            name: "tidemark_log_sync_duration",
-            help: "Fsyncs of the log, by duration.",
-        },
-        |s| {
-            let commits = s.commits();
-            by_powers_of_two(commits.syncs_by_us.into_iter(), commits.sync_us as f64 / 1e6)
-        },
-    ),
+    (Distribution { name: "tidemark_log_sync_duration", help: "Duration of log fsyncs." }, |s| {
+        let commits = s.commits();
+        by_powers_of_two(commits.syncs_by_us.into_iter(), commits.sync_us as f64 / 1e6)
+    }),
     (
         Distribution {
             name: "tidemark_cold_read_duration",
-            help: "Reads of cold files, by duration, from the request to the row.",
+            help: "Duration of cold reads, from the request until the row is available.",
         },
         |s| match s.node.loaded() {
             None => by_powers_of_two(std::iter::empty(), 0.0),

@@ -16,7 +16,7 @@ pub const SOURCES: &[SourceMetric] = &[
         "",
         Gauge,
         "tidemark_ingest_running",
-        "1 while events of all partitions are consumed; 0 on a replica.",
+        "1 while events of all partitions are being consumed; 0 on a replica.",
         |s| {
             (s.ingest_progress().state == SourceState::Running && !s.partitions.lock().is_empty())
                 .into()
@@ -53,7 +53,7 @@ pub const SOURCES: &[SourceMetric] = &[
         "unknown",
         Counter,
         "tidemark_ingest_unknown",
-        "Actions on ids below the horizon.",
+        "Events with an action on an id below the horizon.",
         |s| s.unknown.load(Relaxed).into(),
     ),
     SourceMetric::new(
@@ -81,7 +81,7 @@ pub const SOURCES: &[SourceMetric] = &[
         "gap_messages",
         Counter,
         "tidemark_ingest_gap_messages",
-        "Messages lost this way, as far as known.",
+        "Messages that the broker deleted before they were read, as far as known.",
         |s| s.gap_messages.load(Relaxed).into(),
     ),
     SourceMetric::new(

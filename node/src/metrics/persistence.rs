@@ -39,7 +39,7 @@ pub const PERSISTENCE: &[SampleMetric] = &[
         "rdb_last_save_time",
         Gauge,
         "tidemark_snapshot_last_success_timestamp",
-        "Unix time of the last successful snapshot, or of the start.",
+        "Unix time of the last successful snapshot, or of the server start if there is none since.",
         |s| s.saved().last_s.into(),
     )
     .seconds(),
@@ -70,7 +70,7 @@ pub const PERSISTENCE: &[SampleMetric] = &[
         "backup_bytes_done",
         Gauge,
         "tidemark_backup_done",
-        "Bytes done in the current or last backup, copied or linked.",
+        "Bytes copied or linked by the current or last backup.",
         |s| (s.backups().copied + s.backups().linked).into(),
     )
     .bytes(),
@@ -78,7 +78,7 @@ pub const PERSISTENCE: &[SampleMetric] = &[
         "backup_bytes_copied",
         Gauge,
         "tidemark_backup_copied",
-        "Bytes copied in the current or last backup.",
+        "Bytes copied by the current or last backup.",
         |s| s.backups().copied.into(),
     )
     .bytes(),
@@ -107,14 +107,17 @@ pub const PERSISTENCE: &[SampleMetric] = &[
         |s| s.backups().made_s.into(),
     )
     .seconds(),
-    metric_without_field(Gauge, "tidemark_backup_log_kept", "0 if archiving the log fails.", |s| {
-        (!matches!(s.backups().kept, ArchiveState::Failed(_))).into()
-    }),
+    metric_without_field(
+        Gauge,
+        "tidemark_backup_log_kept",
+        "0 while archiving the log fails.",
+        |s| (!matches!(s.backups().kept, ArchiveState::Failed(_))).into(),
+    ),
     field(
         "backup_log_offset",
         Gauge,
         "tidemark_backup_log_position",
-        "End offset of the archived log; 0 if archiving is off or fails.",
+        "Offset up to which the log is archived; 0 if archiving is off or fails.",
         |s| match s.backups().kept {
             ArchiveState::UpTo(offset) => offset.into(),
             ArchiveState::Off | ArchiveState::Failed(_) => 0u64.into(),
@@ -125,14 +128,14 @@ pub const PERSISTENCE: &[SampleMetric] = &[
         "log_written_segment",
         Gauge,
         "tidemark_log_segment",
-        "Number of the newest log segment.",
+        "Sequence number of the newest log segment.",
         |s| s.positions().0.segment.into(),
     ),
     field(
         "log_written_offset",
         Gauge,
         "tidemark_log_written_position",
-        "End offset of the written log.",
+        "Offset up to which the log is written.",
         |s| s.positions().0.offset.into(),
     )
     .bytes(),
@@ -140,7 +143,7 @@ pub const PERSISTENCE: &[SampleMetric] = &[
         "log_synced_offset",
         Gauge,
         "tidemark_log_synced_position",
-        "End offset of the synced log.",
+        "Offset up to which the log is synced to disk.",
         |s| s.positions().1.offset.into(),
     )
     .bytes(),
@@ -151,15 +154,23 @@ pub const PERSISTENCE: &[SampleMetric] = &[
         s.commits().log.bytes.into()
     })
     .bytes(),
-    field("log_batches", Counter, "tidemark_log_batches", "Batches of group commit.", |s| {
+    field("log_batches", Counter, "tidemark_log_batches", "Group-commit batches.", |s| {
         s.commits().batches.into()
     }),
-    field("log_marks", Counter, "tidemark_log_keys", "Distinct keys in these batches.", |s| {
-        s.commits().keys.into()
-    }),
-    field("log_queue_bytes", Gauge, "tidemark_log_queue", "Changes waiting to be logged.", |s| {
-        s.node.durability.committer().queue_bytes().into()
-    })
+    field(
+        "log_marks",
+        Counter,
+        "tidemark_log_keys",
+        "Distinct keys in group-commit batches.",
+        |s| s.commits().keys.into(),
+    ),
+    field(
+        "log_queue_bytes",
+        Gauge,
+        "tidemark_log_queue",
+        "Size of the changes waiting to be logged.",
+        |s| s.node.durability.committer().queue_bytes().into(),
+    )
     .bytes(),
     field("log_syncs", Counter, "tidemark_log_syncs", "Successful fsyncs of log segments.", |s| {
         s.commits().log.syncs.into()
@@ -184,7 +195,7 @@ pub const PERSISTENCE: &[SampleMetric] = &[
         "log_failed_rounds",
         Counter,
         "tidemark_log_failed_rounds",
-        "Group commits that failed.",
+        "Failed group commits.",
         |s| s.commits().failed_rounds.into(),
     ),
 ];

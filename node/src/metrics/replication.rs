@@ -18,7 +18,7 @@ pub(super) const REPLICATION: &[SampleMetric] = &[
     metric_without_field(
         Gauge,
         "tidemark_replication_link_up",
-        "1 if the link to the master is up, and always on a master.",
+        "1 if the link to the master is up; always 1 on a master.",
         |s| s.link().is_none_or(|link| link.state == LinkState::Connected).into(),
     ),
     metric_without_field(
@@ -45,7 +45,7 @@ pub(super) const REPLICATION: &[SampleMetric] = &[
         "master_repl_offset",
         Gauge,
         "tidemark_replication_position",
-        "End offset of the log visible to replicas.",
+        "Offset up to which replicas can read the log.",
         |s| s.node.durability.acknowledged_offset().into(),
     )
     .bytes(),
@@ -66,13 +66,13 @@ pub(super) const REPLICATION: &[SampleMetric] = &[
     metric_without_field(
         Counter,
         "tidemark_cluster_peer_requests",
-        "Parts of pages requested from other nodes.",
+        "Requests to other nodes for rows of pages.",
         |s| s.node.cluster.asked.load(Relaxed).into(),
     ),
     metric_without_field(
         Counter,
         "tidemark_cluster_peer_requests_failed",
-        "Failed requests for parts of pages: timeouts and connection errors.",
+        "Failed requests to other nodes for rows of pages: timeouts and connection errors.",
         |s| s.node.cluster.unanswered.load(Relaxed).into(),
     ),
     metric_without_field(
@@ -85,7 +85,7 @@ pub(super) const REPLICATION: &[SampleMetric] = &[
         "repl_full_syncs",
         Counter,
         "tidemark_replication_full_syncs",
-        "Full syncs of this replica.",
+        "Full syncs received by this replica.",
         |s| s.node.replication.full_syncs.load(Relaxed).into(),
     ),
 ];
@@ -104,7 +104,7 @@ pub(super) const REPLICA_HEARD: Metric<Replica> = Metric::new(
     "",
     Gauge,
     "tidemark_replica_silence",
-    "Time since the last message of each replica.",
+    "Time since the last message from each replica.",
     |r: &Replica| Value::Rate(r.fed.heard.elapsed().as_secs_f64()),
 )
 .seconds();

@@ -21,7 +21,7 @@ pub(super) const SERVER: &[SampleMetric] = &[
     metric_without_field(
         Counter,
         "process_cpu",
-        "CPU time of the process, user and system.",
+        "User and system CPU time of the process.",
         |_| {
             let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
             Value::Rate(used.tv_sec as f64 + used.tv_nsec as f64 / 1e9)
@@ -39,17 +39,18 @@ pub(super) const SERVER: &[SampleMetric] = &[
     metric_without_field(Gauge, "process_open_fds", "Open file descriptors.", |_| {
         std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count).saturating_sub(1).into()
     }),
-    metric_without_field(Gauge, "process_max_fds", "Limit of open file descriptors.", |_| {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        limit.current.unwrap_or(u64::MAX).into()
-    }),
-    field(
-        "uptime_in_seconds",
+    metric_without_field(
         Gauge,
-        "tidemark_uptime",
-        "Time since the start of the server.",
-        |s| s.node.started.elapsed().as_secs().into(),
-    )
+        "process_max_fds",
+        "Maximum number of open file descriptors.",
+        |_| {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+            limit.current.unwrap_or(u64::MAX).into()
+        },
+    ),
+    field("uptime_in_seconds", Gauge, "tidemark_uptime", "Time since the server started.", |s| {
+        s.node.started.elapsed().as_secs().into()
+    })
     .seconds(),
     field("io_threads_active", Gauge, "tidemark_workers", "Worker threads.", |s| {
         s.node.tallies.len().into()
@@ -65,21 +66,21 @@ pub const CLIENTS: &[SampleMetric] = &[
         "maxclients",
         Gauge,
         "tidemark_clients_limit",
-        "Limit of connected clients (server.max_clients).",
+        "Maximum number of connected clients (server.max_clients).",
         |s| s.node.config().server.max_clients.into(),
     ),
     field(
         "blocked_clients",
         Gauge,
         "tidemark_clients_blocked",
-        "Clients blocked in WAIT, WAITAOF or a pause.",
+        "Clients blocked in WAIT, WAITAOF, XREAD, XREADGROUP or CLIENT PAUSE.",
         |s| s.count_clients(Client::is_blocked),
     ),
     field(
         "tracking_clients",
         Gauge,
         "tidemark_clients_tracking",
-        "Clients with CLIENT TRACKING.",
+        "Clients with CLIENT TRACKING enabled.",
         |s| s.node.tracking.clients().into(),
     ),
     field("pubsub_clients", Gauge, "tidemark_clients_pubsub", "Clients with subscriptions.", |s| {
@@ -100,7 +101,7 @@ pub const CLIENTS: &[SampleMetric] = &[
     }),
 ];
 
-const PARTS: &str = "Memory used, by part. The rest of the process is code and allocator overhead.";
+const PARTS: &str = "Memory used, by part. Code and allocator overhead are not included.";
 
 const fn part(of: &'static str, name: &'static str, read: Read) -> SampleMetric {
     field(of, Gauge, "tidemark_memory_part", PARTS, read).bytes().label("part", name)
@@ -111,7 +112,8 @@ pub(super) const MEMORY: &[SampleMetric] = &[
         "used_memory",
         Gauge,
         "tidemark_memory_used",
-        "Memory counted against server.memory: that of the process, at least that of the tables.",
+        "Memory counted against server.memory: of the process or of the tables, whichever is \
+         larger.",
         |s| {
             let tables = s.node.loaded().map_or(0, |engines| engines.memory_bytes());
             tables.max(resident_bytes()).into()

@@ -41,7 +41,7 @@ pub const COUNTER_SPACES: &[CounterMetric] = &[
         "",
         Gauge,
         "tidemark_counters_memory_limit",
-        "Current share of server.memory, by demand.",
+        "Current memory limit: a share of server.memory that depends on demand.",
         |s| s.memory_limit_bytes().into(),
     )
     .bytes(),
@@ -56,7 +56,7 @@ pub const COUNTER_SPACES: &[CounterMetric] = &[
         "",
         Gauge,
         "tidemark_counters_newest_fill_ratio",
-        "Fill of the newest table; at 1 a new table opens.",
+        "Fill ratio of the newest table; at 1 a new table is created.",
         |s| Value::Rate(newest(s)),
     ),
     CounterMetric::new(
@@ -84,14 +84,14 @@ pub const COUNTER_SPACES: &[CounterMetric] = &[
         "",
         Gauge,
         "tidemark_counters_horizon_id",
-        "Lowest id not retired; 0 if none was.",
+        "Lowest id that is not retired; 0 if no ids were retired.",
         |s| s.horizon().into(),
     ),
     CounterMetric::new(
         "",
         Gauge,
         "tidemark_counters_cold_end_id",
-        "Ids below this one may be on disk; 0 if none is.",
+        "Only ids below this id can have rows on disk; 0 if no row is on disk.",
         |s| s.cold_end().into(),
     ),
 ];
@@ -102,7 +102,7 @@ pub const EXISTENCE_SPACES: &[ExistenceMetric] = &[
         "pairs",
         Gauge,
         "tidemark_existence_pairs",
-        "Pairs set, by existence space.",
+        "Set pairs, by existence space.",
         |s| s.pairs().into(),
     ),
     ExistenceMetric::new(
@@ -117,7 +117,7 @@ pub const EXISTENCE_SPACES: &[ExistenceMetric] = &[
         "",
         Gauge,
         "tidemark_existence_memory_limit",
-        "Current memory limit of the filters, by demand.",
+        "Current memory limit of the filters: a share of server.memory that depends on demand.",
         |s| s.filter_bytes_limit().into(),
     )
     .bytes(),
@@ -132,14 +132,14 @@ pub const EXISTENCE_SPACES: &[ExistenceMetric] = &[
         "outlier_pairs",
         Gauge,
         "tidemark_existence_outlier_pairs",
-        "Pairs of outliers, stored exactly.",
+        "Pairs stored outside the tables (outliers).",
         |s| s.outlier_pairs().into(),
     ),
     ExistenceMetric::new(
         "most_revoked",
         Gauge,
         "tidemark_existence_most_deleted_pairs",
-        "Unset pairs in the table with the most (limit: existence.max_unset).",
+        "Largest number of unset pairs in a table (limit: existence.max_unset).",
         |s| s.most_revoked().into(),
     ),
     ExistenceMetric::new(
@@ -153,7 +153,7 @@ pub const EXISTENCE_SPACES: &[ExistenceMetric] = &[
         "recycled_in_s",
         Gauge,
         "tidemark_existence_recycled_in",
-        "Time until the oldest table is recycled at the current rate; -1 for never.",
+        "Time until the oldest table is recycled at the current rate of new pairs; -1 if never.",
         // Tools for Redis expect numbers, so -1 means never.
         |s| Value::Float(s.recycled_in_s().unwrap_or(-1.0), 0),
     )
@@ -162,7 +162,7 @@ pub const EXISTENCE_SPACES: &[ExistenceMetric] = &[
         "forgotten_ids",
         Gauge,
         "tidemark_existence_forgotten_ids",
-        "Forgotten ids, whose flags were unset at once (limit: existence.max_forgotten).",
+        "Ids forgotten by TM.FORGET or DEL (limit: existence.max_forgotten).",
         |s| s.forgotten_ids().into(),
     ),
     ExistenceMetric::new(
@@ -183,7 +183,7 @@ pub const EXISTENCE_SPACES: &[ExistenceMetric] = &[
         "measured_at_least",
         Gauge,
         "tidemark_existence_false_positive_measured_lower_ratio",
-        "Lower bound of the measured rate; above the configured rate, it misses the target.",
+        "Lower bound of the measured rate; a value above the configured rate is a miss.",
         |s| Value::Float(s.measured().at_least(), 7),
     ),
     ExistenceMetric::new(
@@ -222,7 +222,7 @@ pub const LEDGERS: &[LedgerMetric] = &[
         "asked",
         Counter,
         "tidemark_ledger_asked",
-        "Ledger lookups by writes and EXACT after a positive from the filter.",
+        "Ledger lookups that verify a positive answer of the filter, for writes and EXACT.",
         |l| l.figures.asked.load(Relaxed).into(),
     ),
     LedgerMetric::new(
@@ -276,14 +276,14 @@ pub const LEDGERS: &[LedgerMetric] = &[
         "runs",
         Gauge,
         "tidemark_ledger_runs",
-        "Ledger runs. Beyond one per range they wait for a merge.",
+        "Ledger runs. A range with more than one run waits for a merge.",
         |l| l.ledger().stats().runs.into(),
     ),
     LedgerMetric::new(
         "most_runs",
         Gauge,
         "tidemark_ledger_most_runs",
-        "Runs in the range with the most; a lookup reads at most one block of each.",
+        "Largest number of runs in a range; a lookup reads at most one block per run.",
         |l| l.ledger().stats().most_runs.into(),
     ),
     LedgerMetric::new(

@@ -8,7 +8,7 @@ use crate::runtime::pubsub;
 use std::sync::atomic::Ordering::Relaxed;
 
 const DISCONNECTED: &str =
-    "Clients disconnected by the server: buffer, memory and time limits, failed TLS handshakes.";
+    "Clients disconnected by the server: limits of buffers, memory and time; failed handshakes.";
 
 const fn disconnected(of: &'static str, reason: &'static str, read: Read) -> SampleMetric {
     field(of, Counter, "tidemark_client_disconnections", DISCONNECTED, read).label("reason", reason)
@@ -35,14 +35,14 @@ pub const STATS: &[SampleMetric] = &[
         "instantaneous_ops_per_sec",
         Gauge,
         "tidemark_commands_per_second",
-        "Commands in the last second.",
+        "Commands executed in the last second.",
         |s| s.node.rates.commands.load(Relaxed).into(),
     ),
     field(
         "longest_turn_usec",
         Gauge,
         "tidemark_longest_turn",
-        "Longest time requests of one client blocked others of their worker, since the start.",
+        "Longest time that one client's requests blocked other clients, since the start.",
         |s| LongestTurns::ever_us(&s.node.tallies).into(),
     )
     .microseconds(),
@@ -50,7 +50,7 @@ pub const STATS: &[SampleMetric] = &[
         "longest_turn_last_minute_usec",
         Gauge,
         "tidemark_longest_turn_last_minute",
-        "The same in the last minute.",
+        "Longest time that one client's requests blocked other clients, in the last minute.",
         |s| s.node.turns.last_minute_us(&s.node.tallies).into(),
     )
     .microseconds(),
@@ -203,10 +203,10 @@ pub const STATS: &[SampleMetric] = &[
         "changes_pending",
         Gauge,
         "tidemark_changes_pending",
-        "Entries delivered to consumers and not acknowledged.",
+        "Entries delivered to consumers but not yet acknowledged.",
         |s| s.groups().pending.into(),
     ),
-    field("tokens", Gauge, "tidemark_tokens", "Stored tokens of increments.", |s| {
+    field("tokens", Gauge, "tidemark_tokens", "Stored idempotency tokens.", |s| {
         s.tokens().tokens.into()
     }),
     field(
@@ -220,14 +220,15 @@ pub const STATS: &[SampleMetric] = &[
         "tokens_dropped",
         Counter,
         "tidemark_tokens_dropped",
-        "Tokens evicted early, by tokens.max_tokens or the limit of an eighth of the memory.",
+        "Tokens evicted before tokens.keep, due to tokens.max_tokens or an eighth of \
+         server.memory.",
         |s| s.tokens().dropped.into(),
     ),
     field(
         "tokens_dropped_age_s",
         Gauge,
         "tidemark_tokens_dropped_age",
-        "Age of the last token evicted early, which is the effective window; 0 if none was.",
+        "Age of the token that was last evicted early: later retries count again. 0 if none was.",
         |s| s.tokens().dropped_age_s.into(),
     )
     .seconds(),

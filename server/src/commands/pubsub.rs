@@ -31,19 +31,19 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Subscribes to channels.").linear("channels"),
     PUBSUB.row("unsubscribe", -1, LISTEN,
         "[channel [channel ...]]", Once(|c| unsubscribe(c, ChannelKind::Channel)),
-        "Unsubscribes from the given channels, or from all.").linear("channels"),
+        "Unsubscribes from the given channels, or from all channels.").linear("channels"),
     PUBSUB.row("psubscribe", -2, LISTEN,
         "pattern [pattern ...]", Once(|c| subscribe(c, ChannelKind::Pattern)),
         "Subscribes to all channels that match one of the patterns.").linear("patterns"),
     PUBSUB.row("punsubscribe", -1, LISTEN,
         "[pattern [pattern ...]]", Once(|c| unsubscribe(c, ChannelKind::Pattern)),
-        "Unsubscribes from the given patterns, or from all.").linear("patterns"),
+        "Unsubscribes from the given patterns, or from all patterns.").linear("patterns"),
     PUBSUB.row("ssubscribe", -2, LISTEN,
         "shardchannel [shardchannel ...]", Once(|c| subscribe(c, ChannelKind::Shard)),
         "Subscribes to shard channels.").since("7.0.0").linear("channels"),
     PUBSUB.row("sunsubscribe", -1, LISTEN,
         "[shardchannel [shardchannel ...]]", Once(|c| unsubscribe(c, ChannelKind::Shard)),
-        "Unsubscribes from the given shard channels, or from all.")
+        "Unsubscribes from the given shard channels, or from all shard channels.")
         .since("7.0.0").linear("channels"),
     PUBSUB.row("publish", 3, PUBLISH, "channel message", Once(|c| publish(c, ChannelKind::Channel)),
         "Posts a message to a channel. Returns the number of subscribers on this server that \
@@ -63,7 +63,8 @@ pub(crate) const COMMANDS: &[Command] = &[
             "Returns the number of patterns with subscribers.").since("2.8.0"),
         PUBSUB.row("pubsub|numsub", -2, QUERY_FLAGS,
             "[channel [channel ...]]", Once(|c| counts(c, ChannelKind::Channel)),
-            "Returns the number of subscribers of each channel, without patterns.")
+            "Returns the number of subscribers of each channel, without clients that subscribe to \
+             patterns.")
             .since("2.8.0").linear("channels"),
         PUBSUB.row("pubsub|shardchannels", -2, QUERY_FLAGS, "[pattern]",
             Once(|c| names(c, ChannelKind::Shard)),

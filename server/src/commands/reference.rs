@@ -7,15 +7,14 @@ use std::fmt::Write as _;
 /// Returns the Markdown reference of all commands.
 pub fn reference() -> String {
     let mut out = String::from(
-        "# Commands\n\nPrinted by `tidemark commands` from the command table; a test keeps this \
-         file equal to it.\n\n`space`, `view` and `action` are names from the configuration. An id \
-         is a decimal number from 0 to 2^64-1. Keys of Redis's kind\n\
-         (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs by the patterns that \
-         each space declares. Names of commands and\n\
-         options may be written in any case. A key that fits no pattern is absent for commands \
-         that read or delete, and refused by those that\n\
-         write. [keys.md](keys.md) has more of keys, ids and members, and lines for \
-         `redis-benchmark`.\n",
+        "# Commands\n\nPrinted by `tidemark commands` from the command table; a test compares this \
+         file with the table.\n\nIn the syntax, `space`, `view` and `action` are names from the \
+         configuration. An id is a decimal number from 0 to 2^64-1.\nRedis commands address rows, \
+         counters and pairs by keys (`post:17`, `post:17:like`, `liked:17`).\nThe key patterns of \
+         a space define its keys. The names of commands and options are case-insensitive.\nIf a \
+         key matches no pattern, commands that read or delete treat it as absent, and commands \
+         that write return an error.\nSee [keys.md](keys.md) for details on keys, ids and members, \
+         and for examples of `redis-benchmark`.\n",
     );
     for (title, tables) in FAMILIES {
         let _ = write!(out, "\n## {title}\n");

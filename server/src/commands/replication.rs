@@ -23,37 +23,41 @@ const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     SERVER.row("replicaof", -3, ADMIN, "<host port [FORCE]|NO ONE>", Once(replicaof),
-        "Makes this node a replica of a master, or a master. Saves the role in the data folder \
-         before the reply. FORCE discards this node's data for the data of the master. NO ONE on \
-         a connected replica first makes the old master its replica, so that no write is lost.")
+        "Makes this node a replica of the given master, or, with NO ONE, a master. Saves the role \
+         in the data folder before the reply. FORCE replaces this node's data with the data of the \
+         master. If a connected replica receives NO ONE, it first makes the old master its \
+         replica, so that no write is lost.")
         .since("5.0.0"),
     SERVER.row("slaveof", -3, ADMIN, "<host port [FORCE]|NO ONE>", Once(replicaof),
         "Same as REPLICAOF."),
     SERVER.row("role", 1, ALWAYS | flag::FAST, "", Once(role),
-        "Returns master or slave, the replication offset, and the replicas or the master.")
+        "Returns the role (master or slave), the replication offset, and the replicas of a master \
+         or the master of a replica.")
         .since("2.8.12")
         .linear("replicas"),
     SERVER.row("wait", 3, flag::NOSCRIPT, "numreplicas timeout", Once(wait),
         "Blocks until the given number of replicas have received all earlier writes of this \
-         connection, or until the timeout in milliseconds (0: none). Returns the number of \
-         replicas that have.").group("generic").since("3.0.0")
+         connection, or until the timeout in milliseconds (0 for no timeout). Returns the number \
+         of replicas that have received the writes.").group("generic").since("3.0.0")
         .tips(&["request_policy:all_shards", "response_policy:agg_min"]),
     SERVER.row("waitaof", 4, flag::NOSCRIPT, "numlocal numreplicas timeout", Once(waitaof),
-        "Blocks until this server and the given number of replicas have synced all earlier writes \
-         of this connection to disk. Returns 1 or 0 for this server, and the number of replicas.")
+        "Blocks until this server (numlocal = 1) and the given number of replicas have synced all \
+         earlier writes of this connection to disk, or until the timeout in milliseconds. Returns \
+         whether this server has synced the writes (1 or 0), and the number of replicas that have \
+         synced them.")
         .group("generic").since("7.2.0"),
     SERVER.row("failover", -1, ADMIN,
         "[TO host port [FORCE]] [ABORT] [TIMEOUT milliseconds]", Once(failover),
-        "Pauses writes until a replica has caught up and makes it the master; this node then \
-         follows it. ABORT cancels the failover, unless the replica was asked to take over and \
-         has not answered.")
+        "Pauses writes until a replica has caught up, and makes this replica the master. This node \
+         then becomes a replica of the new master. ABORT cancels the failover, unless the server \
+         has already asked the replica to take over and has no answer yet.")
         .since("6.2.0"),
     SERVER.row("tm.replicate", -2, ADMIN | flag::NO_MULTI,
         "protocol [FAILOVER offset lineage term]", Once(replicate),
-        "Turns the connection into a replication link. Internal command of Tidemark replicas. \
-         With FAILOVER this node first becomes the master, if it has that history up to the \
-         offset.").since("0.1.0")
-        .cost("bytes of files or log that the replica lacks"),
+        "Internal command of Tidemark replicas; turns the connection into a replication link. With \
+         FAILOVER, this node first becomes the master if its history contains the given offset and \
+         lineage.").since("0.1.0")
+        .cost("O(N) where N is the number of bytes of files or log that the replica lacks"),
     SERVER.row("replconf", -1, ADMIN, "[option value [option value ...]]", Once(foreign),
         NOT_TO_REDIS).since("3.0.0"),
     SERVER.row("psync", -3, ADMIN | flag::NO_MULTI, "replicationid offset", Once(foreign),

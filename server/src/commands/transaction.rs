@@ -45,22 +45,24 @@ const TRANSACTIONS: Group = Group::new("transactions", "1.2.0", NO_KEYS);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     TRANSACTIONS.row("multi", 1, ALWAYS | flag::FAST | flag::AT_ONCE, "", Once(multi),
-        "Starts a transaction: EXEC executes the commands that follow."),
+        "Starts a transaction. The commands that follow are queued until EXEC."),
     TRANSACTIONS.row("exec", 1, ALWAYS | flag::SKIP_SLOWLOG | flag::AT_ONCE, "", Once(exec),
-        "Executes the queued commands atomically: no change of another client comes between, and \
-         the log contains all changes or none. Returns one reply per command, or nil if a watched \
-         key has changed. A failed command does not stop the others.")
+        "Executes the queued commands atomically. No other client's changes are interleaved, and \
+         the log contains all changes of the transaction or none. Returns one reply per command, \
+         or nil if a watched key has changed. If a command fails, the other commands are still \
+         executed.")
         .cost("the cost of the queued commands"),
     TRANSACTIONS.row("discard", 1, ALWAYS | flag::FAST | flag::AT_ONCE, "", Once(discard),
-        "Discards the queued commands and the watched keys.")
+        "Discards the queued commands and unwatches all keys.")
         .since("2.0.0").linear("queued commands"),
     TRANSACTIONS.row("watch", -2, flag::FAST | flag::STALE | flag::NOSCRIPT | flag::AT_ONCE,
         "key [key ...]", Once(watch),
-        "Makes the next EXEC fail if one of the keys changes before it. The key of a counter \
-         watches its whole row. A schema change or TM.ROLL counts as a change of all keys of \
-         the space.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
+        "Makes the next EXEC return nil, without executing any command, if one of the keys changes \
+         before it. Watching the key of a counter watches its whole row. A schema change or \
+         TM.ROLL counts as a change \
+         of all keys in the space.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
     TRANSACTIONS.row("unwatch", 1, ALWAYS | flag::FAST, "", Once(unwatch),
-        "Discards the watched keys.").since("2.2.0"),
+        "Unwatches all keys.").since("2.2.0"),
 ];
 
 /// Discards the transaction and all watches of a connection. Called when the connection ends.

@@ -43,19 +43,19 @@ const CLIENTS: &[Tested] = &[
     Tested {
         name: "go-redis",
         version: "5 (Debian)",
-        works: "writes through a killed master and a planned failover; cluster client",
+        works: "writes during a master crash and a planned failover; cluster client",
         tests: &["writes_of_stock_clients_fail_for_three_seconds_at_most"],
     },
     Tested {
         name: "Jedis",
-        version: "4.4.8 (tested where `TIDEMARK_JEDIS` names it)",
-        works: "pages; Sentinel and failover were measured by hand",
+        version: "4.4.8 (tested only if `TIDEMARK_JEDIS` is set)",
+        works: "pages; Sentinel and failover were tested manually",
         tests: &["the_java_example_shows_a_page"],
     },
     Tested {
         name: "redis-rs",
         version: "1",
-        works: "the client of most end-to-end tests; Sentinel, cluster client",
+        works: "used by most end-to-end tests; Sentinel, cluster client",
         tests: &["generated_reposts_are_counted_once_per_user"],
     },
 ];
@@ -64,13 +64,13 @@ const TOOLS: &[Tested] = &[
     Tested {
         name: "redis-cli",
         version: "7.0 (RESP2, RESP3, `--json`, `--pipe`)",
-        works: "everything; INFO, CONFIG, MONITOR",
+        works: "all commands, including INFO, CONFIG and MONITOR",
         tests: &["redis_cli_shows_a_page_of_twenty_rows_of_six"],
     },
     Tested {
         name: "redis-benchmark",
         version: "7.0",
-        works: "pings, pages, pipelines; ids of keys need a digit before `__rand_int__`",
+        works: "pings, pages, pipelines; put a digit before `__rand_int__` in keys",
         tests: &["redis_benchmark_runs_pages_pings_and_pipelines"],
     },
     Tested {
@@ -82,19 +82,19 @@ const TOOLS: &[Tested] = &[
     Tested {
         name: "redis_exporter (Prometheus)",
         version: "1.45",
-        works: "scrapes without an error, as a user with few rights",
+        works: "scrapes without errors, as a user with few permissions",
         tests: &["the_prometheus_exporter_scrapes_without_an_error"],
     },
     Tested {
         name: "twemproxy (nutcracker)",
         version: "0.5",
-        works: "counters and sets; keys need hash tags to keep a post on one server",
+        works: "counters and sets; use hash tags to keep all keys of a post on one server",
         tests: &["counters_work_behind_twemproxy"],
     },
     Tested {
-        name: "tcl suite of Redis, flow tests of RedisBloom",
-        version: "8.0.2; of 2026",
-        works: "counts and reasons: [testing.md](testing.md#suites-of-redis-and-redisbloom)",
+        name: "Tcl suite of Redis, flow tests of RedisBloom",
+        version: "8.0.2; 2026",
+        works: "results are in [testing.md](testing.md#suites-of-redis-and-redisbloom)",
         tests: &["expected_failures_have_reasons_and_proxy_restores_names"],
     },
 ];
@@ -114,22 +114,30 @@ const REFUSED: &[(&str, &str, &str)] = &[
         "ERR APPEND is not supported: a counter",
         "A counter is a number, not a string.",
     ),
-    ("HINCRBY post:1 colour 1", "ERR No schema field 'colour'", "A row has its schema's fields."),
-    ("SET session:9 x", "ERR Invalid key 'session:9'", "A key must fit a pattern of a space."),
+    (
+        "HINCRBY post:1 colour 1",
+        "ERR No schema field 'colour'",
+        "The schema of a space defines its fields.",
+    ),
+    ("SET session:9 x", "ERR Invalid key 'session:9'", "A key must match a pattern of a space."),
     (
         "HINCRBY liked:1 like 1",
         "WRONGTYPE Operation against a key holding the wrong kind of value",
-        "What a key holds follows from its name.",
+        "The name of a key determines its type.",
     ),
-    ("SMEMBERS read:1", "ERR a filter cannot count", "A filter cannot list its members."),
-    ("SCARD read:1", "ERR a filter cannot count", "A filter cannot count one id's members."),
-    ("DEL read:1", "ERR the pairs of an id cannot be deleted as a whole", "Use SREM or PH.DEL."),
+    ("SMEMBERS read:1", "ERR a filter cannot count", "A filter cannot list members."),
+    ("SCARD read:1", "ERR a filter cannot count", "A filter cannot count the members of an id."),
+    (
+        "DEL read:1",
+        "ERR the pairs of an id cannot be deleted as a whole",
+        "A filter cannot list members; use SREM or PH.DEL.",
+    ),
     ("RENAME post:1 post:2", "ERR RENAME is not supported", "A key is derived from its id."),
-    ("DUMP read:1", "ERR DUMP of pairs needs a ledger", "A filter cannot list its members."),
+    ("DUMP read:1", "ERR DUMP of pairs needs a ledger", "A filter cannot list members."),
     ("FLUSHALL", "ERR FLUSHALL is not supported", "Delete rows and pairs individually."),
-    ("SELECT 1", "ERR DB index is out of range", "There is one database."),
-    ("EVAL 1 0", "ERR unknown command 'EVAL'", "There is no scripting."),
-    ("LPUSH list 1", "ERR unknown command 'LPUSH'", "Lists, sorted sets, streams are not kept."),
+    ("SELECT 1", "ERR DB index is out of range", "There is only one database."),
+    ("EVAL 1 0", "ERR unknown command 'EVAL'", "Scripting is not supported."),
+    ("LPUSH list 1", "ERR unknown command 'LPUSH'", "Lists and sorted sets are not supported."),
 ];
 
 fn root() -> PathBuf {
@@ -178,15 +186,15 @@ fn compatibility_page_is_current() {
 
     let mut page = String::from(
         "# Compatibility\n\nPrinted from the tables in `tests/tests/it/compatibility.rs`; do not \
-         edit.\nClients connect with their default options.\n\
-         Replies are compared with those of Redis 7.0, command by command, by \
-         `tests/clients/verbs`.\n",
+         edit.\nThe tests connect each client with its default options.\n`tests/clients/verbs` \
+         compares the reply to each command with that of Redis 7.0.\n",
     );
     section(&mut page, "Clients", CLIENTS);
     section(&mut page, "Tools", TOOLS);
     page.push_str(
         "\n## Refused by design\n\nA test sends each call to a server with the default \
-         configuration, and the reply begins so.\n\n| call | reply | reason |\n|---|---|---|\n",
+         configuration. The table shows how the error reply begins.\n\n| call | reply | reason \
+         |\n|---|---|---|\n",
     );
     let server = TestServer::start();
     server.raw().request(&["FEED.ACT", "like", "7", "1"]).expect("*1\r\n:1\r\n");
@@ -197,7 +205,7 @@ fn compatibility_page_is_current() {
         let _ = writeln!(page, "| `{call}` | {begins} | {reason} |");
     }
     page.push_str(
-        "\nReads of keys that fit no pattern, and all other commands: \
+        "\nFor keys that match no pattern, and for all other commands, see \
          [commands.md](commands.md).\n",
     );
 

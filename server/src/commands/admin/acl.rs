@@ -24,15 +24,15 @@ pub(crate) const ACL: Command = SERVER.container("acl", "A container for command
     SERVER.row("acl|dryrun", -4, ADMIN, "username command [arg [arg ...]]", Once(dryrun),
         "Checks whether a user may execute a command, without executing it.").since("7.0.0"),
     SERVER.row("acl|genpass", -2, ALWAYS, "[bits]", Once(genpass),
-        "Returns a random password in hexadecimal, of 256 bits by default."),
+        "Returns a random password in hexadecimal, with 256 bits by default."),
     SERVER.row("acl|getuser", 3, ADMIN, "username", Once(getuser),
         "Returns a user's flags, password hashes (SHA-256) and rules.").linear("rules"),
     SERVER.help("acl|help"),
     SERVER.row("acl|list", 2, ADMIN, "", Once(list),
         "Lists all users with their rules, in the format of the ACL file.").linear("users"),
     SERVER.row("acl|load", 2, ADMIN, "", Once(load),
-        "Reloads the users from the ACL file (security.acl_file). If the file has an invalid \
-         user, keeps the current users.").linear("users"),
+        "Reloads the users from the ACL file (security.acl_file). If the file contains an invalid \
+         user, the current users stay unchanged.").linear("users"),
     SERVER.row("acl|log", -2, ADMIN, "[count|RESET]", Once(log),
         "Lists the requests that the ACL denied, newest first. RESET clears the list.")
         .linear("entries"),
@@ -40,8 +40,9 @@ pub(crate) const ACL: Command = SERVER.container("acl", "A container for command
         "Writes the users to the ACL file. Replies after the file is synced to disk.")
         .linear("users"),
     SERVER.row("acl|setuser", -3, ADMIN, "username [rule [rule ...]]", Once(setuser),
-        "Creates or changes a user. Applies all of the rules or none. The rules are those of \
-         Redis, and $name for the space, view or action of that name (see docs/security.md).")
+        "Creates or changes a user. Applies all rules, or none if a rule is invalid. The rules \
+         have the syntax of Redis. In addition, $name grants access to the space, view or action \
+         of that name (see docs/security.md).")
         .linear("rules"),
     SERVER.row("acl|users", 2, ADMIN, "", Once(users), "Lists the names of all users.")
                                                        .linear("users"),

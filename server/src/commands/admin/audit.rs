@@ -18,24 +18,26 @@ const MAX_RATE: u64 = 1_000_000_000;
 pub(crate) const COMMANDS: &[Command] = &[
     AUDIT.row("tm.audit", -2, ADMIN | flag::NO_MULTI | flag::NAMED,
         "action [REPAIR] [RATE ids]", Once(begin),
-        "Starts an audit: compares the counter of each id with the number of its members in the \
-         ledger, in the background and exactly, while likes continue. REPAIR adds the difference \
-         to each counter that is wrong. RATE is the maximum number of ids per second (default \
-         20000; 0 for no limit). One audit runs at a time. TM.AUDIT STATUS shows it.")
-        .cost("O(N), where N is the number of ids and members, in the background.").with(&[
+        "Starts an audit in the background, which compares the counter of each id with the number \
+         of members in the ledger. The comparison is exact, even during concurrent writes. REPAIR \
+         corrects each wrong counter by adding the difference. RATE is the maximum number of ids \
+         per second (default 20000; 0 for no limit). Only one audit runs at a time. TM.AUDIT \
+         STATUS shows its progress.")
+        .cost("O(N) in the background, where N is the number of ids and members").with(&[
         AUDIT.row("tm.audit|digest", -7, flag::READONLY | flag::NO_MULTI | flag::NAMED,
             "action FROM id TO id [STEP ids]", Once(digest),
-            "Returns the lowest id, the highest id, the number of pairs and a digest for each \
-             range of STEP ids that has pairs (without STEP: for the whole range), at most 10000 \
+            "Returns the lowest id, highest id, number of pairs and digest of each range of STEP \
+             ids that contains pairs. Without STEP, there is a single range. Returns at most 10000 \
              ranges. The digest is the XOR of the first 64 bits of MD5('id:member') of all pairs, \
-             in hexadecimal. SQL databases compute the same (docs/audit.md).")
+             in hexadecimal. SQL databases can compute the same digest (docs/audit.md).")
             .linear("pairs"),
         AUDIT.help("tm.audit|help"),
         AUDIT.row("tm.audit|status", 2, ALWAYS | flag::ADMIN, "", Once(status),
-            "Returns the running audit, or the last one, as a map; examples has up to 100 \
-             differing counters, each with id, counter and members."),
+            "Returns a map with the state of the running or last audit. Its entry examples lists \
+             up to 100 counters that differ, each with its id, its value and the number of \
+             members."),
         AUDIT.row("tm.audit|stop", 2, ALWAYS | flag::ADMIN, "", Once(stop),
-            "Stops the running audit. Repaired counters stay repaired."),
+            "Stops the running audit. Counters that were repaired keep their new values."),
     ]),
 ];
 

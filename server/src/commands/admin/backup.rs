@@ -15,16 +15,16 @@ pub(crate) const BACKUP: Command =
     SERVER.container("backup", "A container for commands about backups.", &[
         SERVER.help("backup|help"),
         SERVER.row("backup|status", 2, ALWAYS | flag::ADMIN, "", Once(status),
-            "Returns the running backup, the result of the last one, and the offset up to which \
-             the log is archived, as a map."),
+            "Returns a map with the state of the running backup, the result of the last backup, \
+             and the offset up to which the log is archived."),
         SERVER.row("backup|stop", 2, ALWAYS | flag::ADMIN, "", Once(stop),
             "Cancels the running backup and deletes its files."),
         SERVER.row("backup|to", 3, ADMIN | flag::NO_MULTI, "dir", Once(to),
-            "Starts a backup into a new folder below backup.dir, for example nightly/monday; the \
-             name . creates a folder with a generated name. Reads and writes continue. BACKUP \
-             STATUS and INFO persistence show when it is complete. The backup contains all writes \
-             acknowledged before the command, and some later ones. tidemark restore creates a \
-             data folder from it."),
+            "Starts a backup into a new folder below backup.dir, for example nightly/monday. With \
+             the name . the server generates the name of the folder. Reads and writes continue \
+             during the backup. BACKUP STATUS and INFO persistence show when the backup is \
+             complete. The backup contains all writes acknowledged before the command, and may \
+             contain later writes. `tidemark restore` creates a data folder from a backup."),
     ]);
 
 fn to(call: &mut Call<'_>) -> Outcome {

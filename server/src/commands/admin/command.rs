@@ -17,12 +17,13 @@ const ANYTIME: u32 = flag::LOADING | flag::STALE;
 
 #[rustfmt::skip]
 pub(crate) const COMMAND: Command = SERVER.row("command", -1, ANYTIME, "", Once(every),
-    "Returns arity, flags and keys of all commands.").linear("commands")
+    "Returns the arity, flags and key positions of all commands.").linear("commands")
     .tips(&["nondeterministic_output_order"]).with(&[
     SERVER.row("command|count", 2, ANYTIME, "", Once(count), "Returns the number of commands."),
     SERVER.row("command|docs", -2, ANYTIME,
         "[command-name [command-name ...]]", Once(documentation),
-        "Returns documentation of commands, as a map.").since("7.0.0").linear("commands")
+        "Returns the documentation of the given commands, or \
+         of all commands, as a map.").since("7.0.0").linear("commands")
         .tips(&["nondeterministic_output_order"]),
     SERVER.row("command|getkeys", -4, ANYTIME, "command arg [arg ...]", Once(getkeys),
         "Returns the arguments of a command that are keys."),
@@ -32,7 +33,8 @@ pub(crate) const COMMAND: Command = SERVER.row("command", -1, ANYTIME, "", Once(
         .since("7.0.0"),
     SERVER.help("command|help").since("5.0.0"),
     SERVER.row("command|info", -2, ANYTIME, "[command-name [command-name ...]]", Once(info),
-        "Returns arity, flags and keys of the given commands, or of all.").linear("commands")
+        "Returns the arity, flags and key positions of the given \
+         commands, or of all commands.").linear("commands")
         .tips(&["nondeterministic_output_order"]),
     SERVER.row("command|list", -2, ANYTIME,
         "[FILTERBY <MODULE module-name|ACLCAT category|PATTERN pattern>]", Once(list),

@@ -14,22 +14,23 @@ const ADMIN: u32 = ALWAYS | flag::ADMIN;
 pub(crate) const CONFIG: Command =
     SERVER.container("config", "A container for commands about the configuration.", &[
         SERVER.row("config|get", -3, ADMIN, "parameter [parameter ...]", Once(get),
-            "Returns the settings whose names match the patterns: Tidemark's by section and key \
-             (server.port), and those that Redis tools read. Passwords are shown only to users \
-             with all permissions.").linear("settings"),
+            "Returns the settings whose names match the patterns. Tidemark's settings are named by \
+             section and key (server.port). The Redis names that common tools read are also \
+             supported. Passwords are shown only to \
+             users with all permissions.").linear("settings"),
         SERVER.help("config|help").since("5.0.0"),
         SERVER.row("config|resetstat", 2, ADMIN, "", Once(resetstat),
             "Resets the counters of INFO stats, commandstats, latencystats and errorstats."),
         SERVER.row("config|rewrite", 2, ADMIN, "", Once(rewrite),
-            "Writes the changed values into the configuration file and keeps the rest of it: \
-             settings, users, and the fields of counter spaces after TM.SPACE ALTER. A new node \
+            "Writes changed values to the configuration file: settings, users, and the fields of \
+             counter spaces after TM.SPACE ALTER. The rest of the file stays unchanged. A new node \
              can start with this file. Replies after the file is synced to disk.")
             .since("2.8.0").linear("settings"),
         SERVER.row("config|set", -4, ADMIN, "parameter value [parameter value ...]", Once(set),
-            "Changes settings at run time: all of them or none. An asterisk in the configuration \
-             file marks the settings that can change. client-output-buffer-limit sets \
+            "Changes one or more settings atomically at run time. An asterisk in the configuration \
+             file marks the settings that can be changed. client-output-buffer-limit sets \
              max_output_buffer (normal) and max_push_buffer (pubsub). Redis settings without an \
-             equivalent here (hz, maxmemory-samples, hash-max-listpack-entries and the like) \
+             equivalent in Tidemark (such as hz, maxmemory-samples and hash-max-listpack-entries) \
              accept any value and have no effect.").linear("settings")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]);

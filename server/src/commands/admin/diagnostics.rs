@@ -19,13 +19,14 @@ const REPORT_OF_EACH: &[&str] =
 pub(crate) const COMMANDS: &[Command] = &[
     SERVER.container("slowlog", "A container for commands about slow commands.", &[
         SERVER.row("slowlog|get", -2, READ_FLAGS, "[count]", Once(slow_get),
-            "Returns the newest entries (default 10, -1 for all): id, time, microseconds, \
-             arguments, address and name of the client. Constant-time commands with few arguments \
-             are timed only while slowlog-log-slower-than is below 10000.").since("2.2.12")
+            "Returns the newest entries of the slow log (default 10, -1 for all): id, time, \
+             duration in microseconds, arguments, and address and name of the client. \
+             Constant-time commands with few arguments are recorded only if \
+             slowlog-log-slower-than is below 10000.").since("2.2.12")
             .linear("entries").tips(&["request_policy:all_nodes", "nondeterministic_output"]),
         SERVER.help("slowlog|help").since("6.2.0"),
         SERVER.row("slowlog|len", 2, READ_FLAGS, "", Once(slow_len),
-            "Returns the number of entries.").since("2.2.12")
+            "Returns the number of entries in the slow log.").since("2.2.12")
             .tips(&["request_policy:all_nodes", "response_policy:agg_sum",
                 "nondeterministic_output"]),
         SERVER.row("slowlog|reset", 2, READ_FLAGS, "", Once(slow_reset),
@@ -34,51 +35,54 @@ pub(crate) const COMMANDS: &[Command] = &[
     ]).since("2.2.12"),
     SERVER.container("latency", "A container for commands about latency.", &[
         SERVER.row("latency|doctor", 2, READ_FLAGS, "", Once(latency_doctor),
-            "Summarizes the recorded latency events in words.")
+            "Returns a human-readable report of the recorded latency events.")
             .tips(REPORT_OF_EACH),
         SERVER.help("latency|help"),
         SERVER.row("latency|histogram", -2, READ_FLAGS,
             "[command [command ...]]", Once(latency_histogram),
-            "Returns for each command its calls and a cumulative histogram of their microseconds, \
-             in powers of two. Of the constant-time commands one call in 64 is timed and counts \
-             for all 64.").since("7.0.0").linear("timed commands")
+            "Returns for each command the number of calls and a cumulative histogram of their \
+             duration, with buckets in powers of two microseconds. Constant-time commands are \
+             sampled: one call in 64 is \
+             timed and represents all 64.").since("7.0.0").linear("timed commands")
             .tips(REPORT_OF_EACH),
         SERVER.row("latency|history", 3, READ_FLAGS, "event", Once(latency_history),
-            "Returns the times and milliseconds of an event (command, fast-command) that exceeded \
-             latency-monitor-threshold.")
+            "Returns the occurrences of an event (command or fast-command) that exceeded \
+             latency-monitor-threshold, each with its time and its duration in milliseconds.")
             .tips(REPORT_OF_EACH),
         SERVER.row("latency|latest", 2, READ_FLAGS, "", Once(latency_latest),
-            "Returns for each event its name, the time and milliseconds of the latest occurrence, \
-             and the maximum.")
+            "Returns for each event its name, the time and duration of the latest occurrence, and \
+             the maximum duration. Durations are in milliseconds.")
             .tips(REPORT_OF_EACH),
         SERVER.row("latency|reset", -2, READ_FLAGS, "[event [event ...]]", Once(latency_reset),
-            "Clears the given events, or all. Returns the number of cleared events.")
+            "Clears the given events, or all events. Returns the number of cleared events.")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]),
     SERVER.row("monitor", 1, READ_FLAGS | flag::NO_MULTI, "", Once(monitor),
-        "Streams the commands of all clients, without administrative commands, until the \
-         connection closes or sends RESET.").since("1.0.0")
+        "Streams the commands of all clients, except administrative commands, until the client \
+         sends RESET or closes the connection.").since("1.0.0")
         .cost("the cost of every command that the server processes"),
     SERVER.container("memory", "A container for commands about memory.", &[
         SERVER.row("memory|doctor", 2, flag::STALE, "", Once(memory_doctor),
-            "Reports in words whether a space is near its memory limit.").since("4.0.0")
+            "Returns a human-readable report on spaces that are \
+             close to their memory limit.").since("4.0.0")
             .tips(&["request_policy:all_shards", "response_policy:special",
                 "nondeterministic_output"]),
         SERVER.help("memory|help").since("4.0.0"),
         SERVER.row("memory|malloc-stats", 2, flag::STALE, "", Once(memory_malloc),
-            "Returns a note: jemalloc's statistics are not compiled in.").since("4.0.0")
+            "Returns a message that the statistics of jemalloc are not compiled in.").since("4.0.0")
             .tips(&["request_policy:all_shards", "response_policy:special",
                 "nondeterministic_output"]),
         SERVER.row("memory|purge", 2, flag::STALE, "", Once(memory_purge),
             "Returns OK and does nothing.").since("4.0.0")
             .tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
         SERVER.row("memory|stats", 2, flag::STALE, "", Once(memory_stats),
-            "Returns the memory usage by part, under the names of Redis.").since("4.0.0")
+            "Returns the memory usage by component, with the names that Redis uses.").since("4.0.0")
             .tips(&["request_policy:all_shards", "response_policy:special",
                 "nondeterministic_output"]),
         SERVER.row("memory|usage", -3, flag::READONLY, "key [SAMPLES count]", Once(memory_usage),
-            "Returns the bytes of the key's row in a full table, including values stored outside \
-             the row; nil if the row does not exist.").keys(SECOND_KEY).since("4.0.0")
+            "Returns the memory used by the row of a key, in bytes, including values stored \
+             outside the row. The value is that of a row in a full table. Returns nil if the row \
+             does not exist.").keys(SECOND_KEY).since("4.0.0")
             .uses("RO"),
     ]).since("4.0.0"),
     SERVER.container("debug", "A container for debugging commands.", &[
@@ -87,10 +91,11 @@ pub(crate) const COMMANDS: &[Command] = &[
             "Returns low-level information about a key, in the format of Redis.")
             .keys(SECOND_KEY).since("1.0.0"),
         SERVER.row("debug|set-active-expire", 3, READ_FLAGS, "<0|1>", Once(debug_ok),
-            "Returns OK and does nothing: nothing expires.").since("3.0.0"),
+            "Returns OK and does nothing, because nothing expires.").since("3.0.0"),
         SERVER.row("debug|reload", -2, READ_FLAGS | flag::NO_MULTI,
             "[option [option ...]]", Once(debug_reload),
-            "Writes a snapshot and returns OK when it is complete. Does not reload the data.")
+            "Writes a snapshot, and returns OK when the snapshot is complete. Does not reload the \
+             data.")
             .since("1.0.0"),
         SERVER.row("debug|sleep", 3, READ_FLAGS | flag::NO_MULTI, "seconds", Once(debug_sleep),
             "Replies after the given number of seconds (at most 3600). Blocks this connection \

@@ -20,20 +20,20 @@ pub(crate) const COMMANDS: &[Command] = &[
     SCHEMA.container("tm.ingest", "A container for commands about ingest sources.", &[
         SCHEMA.help("tm.ingest|help"),
         SCHEMA.row("tm.ingest|list", 2, ADMIN | flag::STALE, "", Once(list),
-            "Returns a map for each ingest source: its broker, state, counts since the start, \
-             last error, and the next offset of each partition."),
+            "Returns a map for each ingest source: its broker, state, counts since the server \
+             started, last error, and the next offset of each partition."),
         SCHEMA.row("tm.ingest|pause", 3, ADMIN | flag::STALE,
             "source", Once(|call| pause(call, true)),
-            "Stops reading events from a source until TM.INGEST RESUME or a restart. The last \
-             event read is applied completely."),
+            "Stops reading events from a source until TM.INGEST RESUME or a restart. Events that \
+             were already read are applied completely."),
         SCHEMA.row("tm.ingest|resume", 3, ADMIN | flag::STALE,
             "source", Once(|call| pause(call, false)),
-            "Resumes a paused source, and retries a halted one."),
+            "Resumes a paused source, or retries the event at which a source has halted."),
         SCHEMA.row("tm.ingest|setoffset", 5, ADMIN | flag::WRITE | flag::NO_MULTI,
             "source partition offset", Once(set_offset),
-            "Sets the next offset to read from a partition (0 for sources without partitions). \
-             Skips the messages before it. Reads the messages after it, and counts those read \
-             before again."),
+            "Sets the offset of the next message to read from a partition. The partition is 0 for \
+             sources without partitions. Messages before the offset are skipped. If messages are \
+             read again, their increments are counted again."),
     ]),
 ];
 

@@ -21,8 +21,9 @@ pub(crate) const COMMANDS: &[Command] = &[
     command::COMMAND,
     config::CONFIG,
     SERVER.row("dbsize", 1, READ, "", Once(dbsize),
-        "Returns the number of rows. Does not count pairs. In a space that spills, new and \
-         deleted rows in the id range of a cold file count after the next merge.").linear("spaces")
+        "Returns the number of rows, without pairs. In a space with cold files, rows that are \
+         created or deleted in the id range of a cold file are counted \
+         only after the next merge.").linear("spaces")
         .tips(&["request_policy:all_shards", "response_policy:agg_sum"]),
     SERVER.row("flushall", -1, flag::WRITE, "[ASYNC|SYNC]", Once(refuse_flush),
         NO_FLUSH).tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
@@ -33,24 +34,25 @@ pub(crate) const COMMANDS: &[Command] = &[
         .tips(&["request_policy:all_shards", "response_policy:special", "nondeterministic_output"]),
     SERVER.row("bgsave", -1, ADMIN, "[SCHEDULE]", Once(bgsave),
         "Starts a snapshot in the background. Reads and writes continue. INFO persistence and \
-         LASTSAVE show when it is complete.")
+         LASTSAVE show when the snapshot is complete.")
         .linear("rows and filter bytes that changed since the last snapshot"),
     SERVER.row("bgrewriteaof", 1, ADMIN, "", Once(bgrewriteaof),
-        "Starts a snapshot, as BGSAVE does. The log before the snapshot is no longer needed."),
+        "Same as BGSAVE. After the snapshot, the older log is no longer needed for a restart."),
     SERVER.row("lastsave", 1, ANYTIME | flag::FAST, "", Once(lastsave),
         "Returns the Unix time of the last complete snapshot, in seconds.")
         .tips(&["nondeterministic_output"]),
     SERVER.row("save", 1, ADMIN | flag::NO_MULTI, "", Once(save),
-        "Writes a snapshot and replies when it is complete. Does not block other clients.")
+        "Writes a snapshot, and replies when the snapshot is complete. Does not block other \
+         clients.")
         .linear("rows and filter bytes that changed since the last snapshot"),
     backup::BACKUP,
     SERVER.row("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI,
         "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]", Once(shutdown),
         "Stops the server. A master first waits for its replicas to catch up (shutdown_timeout); \
-         NOW skips the wait, and ABORT cancels the shutdown. Writes a snapshot first if the log \
-         is long; NOSAVE never writes one, SAVE always does. If SAVE fails, the server keeps \
-         running unless FORCE is given. The connection closes when another server may open the \
-         data folder."),
+         NOW skips the wait, and ABORT cancels the shutdown. Writes a snapshot first if the log is \
+         long; NOSAVE never writes a snapshot, and SAVE always writes one. If SAVE fails, the \
+         server keeps running unless FORCE is given. The server closes the connection when it has \
+         released the data folder, so that another server can open it."),
     SERVER.row("time", 1, ANYTIME | flag::FAST, "", Once(time),
         "Returns the Unix time as seconds and microseconds.").since("2.6.0")
         .tips(&["nondeterministic_output"]),

@@ -31,48 +31,55 @@ pub(crate) const CLUSTERX: Command =
         "A container for commands from a cluster's controller, compatible with Kvrocks.", &[
         CLUSTER.row("clusterx|heartbeat", 5, CONTROLLER,
             "master-node-id lease-milliseconds election-version", Once(heartbeat),
-            "Grants the master of this shard a lease to accept writes for the given time; all \
-             other nodes reject writes. Returns the end of the log and the role. Rejects an \
-             election older than the current one.").since("0.1.0"),
+            "Grants the master of this shard a lease to accept writes for the given time. All \
+             other nodes of the shard reject writes. Returns the end offset of the log and the \
+             role of this node. Fails if the election version is older \
+             than the current version.").since("0.1.0"),
         CLUSTER.help("clusterx|help").since("0.1.0"),
         CLUSTER.row("clusterx|hold", 4, CONTROLLER, "token milliseconds", Once(hold),
-            "Reserves changes of the cluster for commands with this token, for at most a minute; \
-             others get a HOLD error. 0 milliseconds release the reservation."),
+            "Acquires an advisory lock on changes of the cluster, for at most a minute. While the \
+             lock is held, CLUSTERX HOLD with a different token fails. 0 milliseconds release the \
+             lock."),
         CLUSTER.row("clusterx|migrate", -4, CONTROLLER, "slot node-id [options]", Once(migrate),
             "Not supported: filters cannot list the contents of a slot. SETNODES ... HANDOVER \
              moves slots to a replica of their master; see `tidemark cluster split`."),
         CLUSTER.row("clusterx|myid", 2, ANYTIME, "", Once(my_id),
-            "Returns the id of this node, empty if it has none.").since("0.1.0"),
+            "Returns the id of this node, or an empty \
+             string if the node has no id.").since("0.1.0"),
         CLUSTER.row("clusterx|setnodeid", -3, CONTROLLER, "node-id [NX]", Once(set_node_id),
-            "Sets the id of this node, 40 characters. With NX only if the node has no other id.")
+            "Sets the id of this node, which has 40 characters. With NX, fails if the node has a \
+             different id.")
             .since("0.1.0"),
         // While data is loading, the handler accepts CHECK only.
         CLUSTER.row("clusterx|setnodes", -4, CONTROLLER | flag::LOADING,
             "nodes version [CHECK|FORCE|HANDOVER]", Once(set_nodes),
-            "Sets the topology, one line per node: id, host, port, master or slave, - or the id \
-             of its master, and the slots of a master. The node then follows its master or \
-             becomes one. Rejects an older version, and a different topology of the same version \
-             unless FORCE is given; the same topology changes nothing. A node without an id finds \
-             its line by the address that it listens on or announces. CHECK only tests whether \
-             the topology would be accepted and can be saved; it works while the node loads its \
-             data. HANDOVER, sent to a master that gives slots to its replicas, waits until they \
-             have all its writes.")
+            "Sets the topology. Each line describes a node: id, host, port, master or slave, the \
+             id of its master (- for a master), and the slots of a master. The node then takes the \
+             role that the topology assigns to it. Fails if the version is older than the current \
+             version, or if the topology differs at the same version and FORCE is not given. \
+             Setting the current topology again changes nothing. A node without an id finds its \
+             line by the address on which it listens or which it announces. CHECK only tests \
+             whether the topology would be accepted and could be saved; it also works while the \
+             node is loading its data. HANDOVER is for a master that gives slots to its replicas: \
+             the command waits until the replicas have received all writes of the master.")
             .since("0.1.0"),
         CLUSTER.row("clusterx|setslot", 6, CONTROLLER, "slots NODE node-id version", Once(set_slot),
-            "Assigns slots, \"7\" or \"0-99 200\", to a master. The version must be the next one. \
-             Moves no rows.").since("0.1.0"),
+            "Assigns slots, such as \"7\" or \"0-99 200\", to a master. The version must be one \
+             above the current version. Does not move any rows.").since("0.1.0"),
         CLUSTER.row("clusterx|trim", -4, CONTROLLER | flag::WRITE,
             "space cursor [COUNT count]", Once(trim::run),
-            "Deletes some rows of a counter space whose slots belong to another shard. Returns \
-             the cursor for the next call (0 at the end) and the number of deleted rows. Start \
-             with cursor 0."),
+            "Scans part of a counter space and deletes rows whose slots belong to another shard. \
+             Returns the cursor for the next call (0 at the end) and the number of deleted rows. \
+             Start with cursor 0."),
         CLUSTER.row("clusterx|trimpairs", 4, CONTROLLER, "space id", Once(trim::pairs),
-            "Removes pairs whose ids belong to another shard from a part of an existence space's \
-             ledger, on this node. Returns the id for the next call (0 at the end) and the number \
-             of removed pairs. Start with id 0. The next rebuild removes the pairs from the \
-             filters. Send the command to each replica."),
+            "Scans part of an existence space's ledger on this node and deletes pairs whose ids \
+             belong to another shard. Returns the id for the next call (0 at the end) and the \
+             number of deleted pairs. Start with id 0. The pairs stay in the filters until the \
+             next rebuild. Replicas do not receive this change, so send the command to each of \
+             them."),
         CLUSTER.row("clusterx|version", 2, ANYTIME, "", Once(version),
-            "Returns the version of the topology, -1 if there is none.").since("0.1.0"),
+            "Returns the version of the topology, or -1 if \
+             the node has no topology.").since("0.1.0"),
     ]).since("0.1.0");
 
 /// Refuses commands of a controller when the topology comes from Sentinel.

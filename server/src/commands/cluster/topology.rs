@@ -54,7 +54,7 @@ pub(crate) const COMMANDS: &[Command] = &[
             "node-id", Once(failure_reports),
             "Returns 0: nodes do not report failures of other nodes."),
         CLUSTER.row("cluster|countkeysinslot", 3, flag::STALE, "slot", Once(count_keys),
-            "Returns the number of row keys in a slot. Fails if the server has more than 10000 \
+            "Returns the number of keys of rows in a slot. Fails if the server has more than 10000 \
              rows."),
         refused("cluster|delslots", -3, "slot [slot ...]"),
         refused("cluster|delslotsrange", -4,
@@ -63,30 +63,32 @@ pub(crate) const COMMANDS: &[Command] = &[
         refused("cluster|flushslots", 2, ""),
         refused("cluster|forget", 3, "node-id"),
         CLUSTER.row("cluster|getkeysinslot", 4, flag::STALE, "slot count", Once(get_keys),
-            "Returns row keys in a slot. Fails if the server has more than 10000 rows."),
+            "Returns the keys of rows in a slot. Fails if the server has more than 10000 rows."),
         CLUSTER.help("cluster|help").since("5.0.0"),
         CLUSTER.row("cluster|info", 2, ANYTIME, "", Once(info),
-            "Returns the state of the cluster (ok if each slot has a master), and the numbers of \
-             slots and nodes. Outside a cluster the server answers as a cluster of one shard."),
+            "Returns the state of the cluster (ok if each slot has a master), the number of slots, \
+             and the number of nodes. Outside a cluster the server answers as a cluster of one \
+             shard."),
         CLUSTER.row("cluster|keyslot", 3, flag::STALE, "key", Once(key_slot),
             "Returns the slot of a key, 0 to 16383."),
         CLUSTER.row("cluster|links", 2, flag::STALE, "", Once(links),
             "Returns an empty list: there is no cluster bus.").since("7.0.0"),
         refused("cluster|meet", -4, "ip port [cluster_bus_port]"),
         CLUSTER.row("cluster|myid", 2, ANYTIME, "", Once(my_id),
-            "Returns the id of this node, empty if it has none. Outside a cluster returns a hash \
-             of the node's address."),
+            "Returns the id of this node, or an empty string if the node has no id. Outside a \
+             cluster, returns a hash of the node's address."),
         CLUSTER.row("cluster|myshardid", 2, ANYTIME, "", Once(my_shard_id),
-            "Returns the id of the shard, which is the id of its data's history.").since("7.2.0"),
+            "Returns the id of the shard, which identifies the \
+             replication history of its data.").since("7.2.0"),
         CLUSTER.row("cluster|nodes", 2, ANYTIME, "", Once(nodes),
-            "Lists all nodes, one per line, masters with their slots. Outside a cluster the \
-             master has all slots."),
+            "Lists all nodes, one per line. The line of a master contains its slots. Outside a \
+             cluster, the master has all slots."),
         CLUSTER.row("cluster|replicas", 3, flag::ADMIN | flag::STALE, "node-id", Once(replicas),
             "Lists the replicas of a master, one per line.").since("5.0.0"),
         refused("cluster|replicate", 3, "node-id"),
         CLUSTER.row("cluster|reset", -2, CONTROLLER, "[HARD|SOFT]", Once(controller::reset),
-            "Removes the topology from a node without rows. The node becomes a master outside a \
-             cluster."),
+            "Removes a node from its cluster by deleting the node's topology. The node becomes a \
+             standalone master. Fails if the node has rows or pairs."),
         refused("cluster|saveconfig", 2, ""),
         refused("cluster|set-config-epoch", 3, "config-epoch"),
         refused("cluster|setslot", -4,
@@ -103,13 +105,15 @@ pub(crate) const COMMANDS: &[Command] = &[
     controller::CLUSTERX,
     CLUSTER.row("tm.coordinator", 1, flag::FAST | flag::NOSCRIPT | flag::NO_MULTI,
         "", Once(coordinator),
-        "Marks the connection as one of a node that gathers rows from several shards. Ids of \
-         other shards then get MOVED errors instead of being forwarded. The last argument of a \
-         request may be shape= and a hash of the requested names; a request with a different hash \
-         is rejected.").since("0.2.0"),
+        "Internal command of a cluster node that gathers rows from several shards; marks the \
+         connection as a connection of such a node. For ids of other shards the server then \
+         returns MOVED errors and does not forward the request. The last argument of a request may \
+         be shape= with a hash of the requested names. The server rejects a request whose hash \
+         differs from its own.").since("0.2.0"),
     CLUSTER.row("readonly", 1, QUICK, "", Once(read_only),
-        "Lets this connection read from a replica of the key's master in a cluster."),
-    CLUSTER.row("readwrite", 1, QUICK, "", Once(read_write), "Reverts READONLY."),
+        "In a cluster, lets this connection read keys from a replica of their master."),
+    CLUSTER.row("readwrite", 1, QUICK, "", Once(read_write), "Cancels READONLY for this \
+                                                              connection."),
     MODULE.container("module", "A container for commands about modules.", &[
         MODULE.help("module|help").since("5.0.0"),
         MODULE.row("module|list", 2, flag::ADMIN | flag::NOSCRIPT, "", Once(list),

@@ -21,8 +21,8 @@ const ADMIN: u32 = ALWAYS | flag::ADMIN;
 pub(crate) const KILL: Command = CONNECTION.row("client|kill", -3, ADMIN,
     "<ip:port|[ID client-id] [TYPE <NORMAL|MASTER|SLAVE|REPLICA|PUBSUB>] [USER username] [ADDR \
      ip:port] [LADDR ip:port] [SKIPME <YES|NO>] [MAXAGE maxage]>", Once(kill),
-    "Closes the connections that match all filters, this one only with SKIPME NO. Returns their \
-     number.").linear("connections");
+    "Closes the connections that match all filters, except the current connection unless SKIPME NO \
+     is given. Returns the number of closed connections.").linear("connections");
 
 #[rustfmt::skip]
 pub(crate) const LIST: Command = CONNECTION.row("client|list", -2, ADMIN,
@@ -33,18 +33,19 @@ pub(crate) const LIST: Command = CONNECTION.row("client|list", -2, ADMIN,
 #[rustfmt::skip]
 pub(crate) const PAUSE: Command =
     CONNECTION.row("client|pause", -3, ADMIN, "timeout [WRITE|ALL]", Once(pause),
-        "Delays all requests, or those that may write, for the given number of milliseconds. \
-         Replies when all earlier writes are in the log.").since("2.9.50");
+        "Pauses all requests for the given number of milliseconds. WRITE pauses only requests that \
+         may write. Replies when all earlier writes are in the log.").since("2.9.50");
 
 #[rustfmt::skip]
 pub(crate) const UNBLOCK: Command =
     CONNECTION.row("client|unblock", -3, ADMIN, "client-id [TIMEOUT|ERROR]", Once(unblock),
-        "Ends the WAIT or WAITAOF of a client, as by a timeout or with an error. Returns 1, or 0 \
+        "Unblocks a client that is blocked in WAIT, WAITAOF, XREAD or XREADGROUP. The blocked \
+         command returns as after a timeout, or with an error if ERROR is given. Returns 1, or 0 \
          if the client is not blocked.").since("5.0.0");
 
 #[rustfmt::skip]
 pub(crate) const UNPAUSE: Command = CONNECTION.row("client|unpause", 2, ADMIN, "", Once(unpause),
-    "Ends CLIENT PAUSE.").since("6.2.0").linear("connections");
+    "Resumes requests that CLIENT PAUSE has paused.").since("6.2.0").linear("connections");
 
 fn kind(name: &[u8]) -> Result<ClientKind, Refusal> {
     let is = |kind: &[u8]| name.eq_ignore_ascii_case(kind);

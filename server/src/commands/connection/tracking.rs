@@ -24,11 +24,12 @@ const CONNECTION: Group = Group::new("connection", "6.0.0", NO_KEYS);
 pub(crate) const TRACKING: Command = CONNECTION.row("client|tracking", -3, ALWAYS,
     "<ON|OFF> [REDIRECT client-id] [PREFIX prefix [PREFIX prefix ...]] [BCAST] [OPTIN] [OPTOUT] \
      [NOLOOP]", Once(tracking),
-    "Enables or disables invalidation messages for data that this client has read: keys as it \
-     named them, and plain ids for FEED.GET, CNT.GET and PH.EXISTS. RESP3 receives them as push \
-     messages on this connection; REDIRECT sends them to another client, through the channel \
-     __redis__:invalidate. BCAST reports all changed keys with one of the prefixes, read or not; \
-     it reports a changed id as the keys of its row, counters and pairs, and as the plain id.");
+    "Enables or disables invalidation messages for data that this client has read. The messages \
+     contain the keys that the client used, and plain ids for FEED.GET, CNT.GET and PH.EXISTS. \
+     With RESP3 the server sends them as push messages on this connection. REDIRECT sends them to \
+     another client instead, through the channel __redis__:invalidate. BCAST reports all changed \
+     keys with one of the prefixes, whether or not the client has read them. It reports a changed \
+     id as the keys of its row, counters and pairs, and as the plain id.");
 
 #[rustfmt::skip]
 pub(crate) const TRACKING_INFO: Command =
@@ -44,8 +45,8 @@ pub(crate) const CACHING: Command =
 #[rustfmt::skip]
 pub(crate) const GET_REDIRECTION: Command =
     CONNECTION.row("client|getredir", 2, ALWAYS, "", Once(get_redirection),
-        "Returns the id of the client that receives this connection's invalidations: 0 for \
-         itself, -1 without tracking.");
+        "Returns the id of the client that receives the invalidation messages of this connection. \
+         Returns 0 if they are not redirected, and -1 if tracking is off.");
 
 /// Returns whether a user may receive invalidations for all keys with this prefix.
 fn may_receive(user: Option<&node::acl::User>, prefix: &[u8]) -> bool {

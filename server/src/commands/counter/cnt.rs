@@ -27,38 +27,40 @@ pub(crate) const COMMANDS: &[Command] = &[
         "space cursor [COUNT count] [BINARY]", Once(scan::run),
         "Iterates over the rows of a space, for batch jobs. Returns the cursor for the next call \
          (0 at the end), and for each row an array of its id and its counters in schema order. \
-         Start with cursor 0. COUNT is the approximate number of rows (default 10, maximum \
-         10000). BINARY returns the rows as one string: for each row the id as little-endian u64, \
-         then the counters as little-endian i64. The number of counters per row follows as an \
+         Start with cursor 0. COUNT is the approximate number of rows (default 10, maximum 10000). \
+         BINARY returns the rows as one string: for each row the id as little-endian u64, then the \
+         counters as little-endian i64. BINARY also returns the number of counters per row as an \
          extra element, because fields can be added or dropped between two calls. As with SCAN, a \
-         row may appear twice, and rows that exist during the whole iteration are not missed. \
-         Each row has its values at the time of reading.")
+         row may be returned twice, and a row that exists during the whole iteration is returned \
+         at least once. The values of a row are those at the time of the call that returns it.")
         .cost("O(1) for every call, O(N) for a complete iteration, where N is the number of rows"),
     COUNTER.row("cnt.incrby", -5, ADD | flag::NAMED,
         "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL] [TOKEN token]",
         Once(incrby),
-        "Adds to counters of one row, all or none. Returns their new values. If a value would \
-         leave the bounds MIN and MAX, it stops at the bound (SAT), or the command fails (FAIL, \
-         the default). TOKEN (1 to 64 bytes) makes the command idempotent: while the token is \
-         kept, a repeated CNT.INCRBY or CNT.MINCRBY with the same token for the same row returns \
-         the first result. A different increment under the same token is an error. A rejected \
+        "Adds to one or more counters of a row atomically. Returns the new values. If a result is \
+         outside MIN and MAX, SAT sets the counter to the nearest bound, and FAIL (the default) \
+         rejects the command. TOKEN (1 to 64 bytes) makes the command idempotent: while the server \
+         remembers the token (tokens.keep), a repeated CNT.INCRBY or CNT.MINCRBY with the same \
+         token for the same row returns the first result. Reusing a token for a different \
+         increment is an error. A rejected \
          increment stores no token.").keys(KeyArgs::Ids(IdTarget::Rows, 2, usize::MAX))
         .linear("fields"),
     COUNTER.row("cnt.hincrby", 6, ADD, "key field increment TOKEN token", Once(hincrby),
-        "HINCRBY that counts once, however often it is sent with the same token: CNT.INCRBY with \
-         TOKEN for the key of a row. Returns the new value of the counter.")
+        "Same as HINCRBY, but idempotent: a retry with the same token does not add again. \
+         Equivalent to CNT.INCRBY with TOKEN, for the key of a row. Returns the new value of the \
+         counter.")
         .keys(ONE_KEY),
     COUNTER.row("cnt.mincrby", -5, ADD | flag::NAMED | flag::PER_ID,
         "space id field delta [id field delta ...] [TOKEN token]", Long(mincrby),
-        "Adds to one counter of each of several rows. Returns for each triple the new value, or \
-         an error (overflow, out of memory) for this triple only. If a triple names no counter, \
-         the command fails as a whole. TOKEN makes each triple idempotent: a repeated command \
-         returns the first results of the triples that counted, and counts the others. With TOKEN \
-         each counter may appear only once.")
+        "Adds to counters of several rows, one counter per triple of id, field and delta. Returns \
+         for each triple the new value, or an error (overflow, out of memory) for this triple \
+         only. If a triple names an unknown counter, the command fails and changes nothing. TOKEN \
+         makes each triple idempotent: a retry returns the first results of the applied triples, \
+         and applies the failed ones. With TOKEN, each counter may appear only once.")
         .keys(KeyArgs::Ids(IdTarget::Rows, 2, 3)).linear("ids"),
     COUNTER.row("cnt.set", -5, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED,
         "space id field value [field value ...]", Once(set),
-        "Sets counters of one row, all or none. Other fields keep their values.")
+        "Sets one or more counters of a row atomically. Other fields keep their values.")
         .keys(KeyArgs::Ids(IdTarget::Rows, 2, usize::MAX)).linear("fields"),
     COUNTER.row("cnt.del", -3, flag::WRITE | flag::FAST | flag::NAMED,
         "space id [id ...]", Long(del),

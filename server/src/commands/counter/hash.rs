@@ -20,12 +20,12 @@ const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     HASH.row("hset", -4, WRITE, "key field value [field value ...]", Once(hset),
-        "Sets counters of a row. Returns the number of counters that were 0 or had no row.")
+        "Sets counters of a row. Returns the number of counters that were 0 or missing before.")
         .linear("fields"),
     HASH.row("hmset", -4, WRITE, "key field value [field value ...]", Once(hmset),
         "Sets counters of a row. Returns OK.").linear("fields"),
     HASH.row("hsetnx", 4, WRITE, "key field value", Once(hsetnx),
-        "Sets a counter if it is 0 or has no row. Returns 1 if it was set, else 0.")
+        "Sets a counter only if it is 0 or missing. Returns 1 if it was set, else 0.")
         .uses("RW insert"),
     HASH.row("hincrby", 4, WRITE | flag::READS, "key field increment", Once(hincrby),
         "Adds to a counter; a missing counter starts at 0. Returns the new value."),
@@ -37,7 +37,8 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Returns all fields with their values; empty if the row does not exist.").linear("fields")
         .tips(&["nondeterministic_output_order"]),
     HASH.row("hexists", 3, READ, "key field", Once(hexists),
-        "Returns 1 if the counter is not 0; 0 if it is 0, or the row or field does not exist.")
+        "Returns 1 if the counter is not 0. Returns 0 if it is 0, or if the row or field does not \
+         exist.")
         .uses("RO"),
     HASH.row("hlen", 2, READ, "key", Once(hlen),
         "Returns the number of fields of a row; 0 if it does not exist.").uses("RO"),
@@ -48,12 +49,13 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Returns the values of a row's fields; empty if it does not exist.").linear("fields")
         .tips(&["nondeterministic_output_order"]),
     HASH.row("hstrlen", 3, READ, "key field", Once(hstrlen),
-        "Returns the number of decimal characters of a counter's value; 0 if the row does not \
+        "Returns the length of a counter's value in decimal characters; 0 if the row does not \
          exist.")
         .since("3.2.0").uses("RO"),
     HASH.row("hdel", -3, WRITE, "key field [field ...]", Once(hdel),
-        "Sets counters to 0. The row stays unless this was its only field; DEL deletes rows. \
-         Returns the number of counters that were not 0.").linear("fields").uses("RW delete"),
+        "Sets counters to 0. If the row has only one field, HDEL deletes the row; otherwise the \
+         row stays, and only DEL deletes it. Returns the number of counters that were not 0 \
+         before.").linear("fields").uses("RW delete"),
     HASH.row("hscan", -3, flag::READONLY,
         "key cursor [MATCH pattern] [COUNT count] [NOVALUES]", Once(hscan),
         "Returns all fields of a row in one call, with their values unless NOVALUES is given. The \

@@ -22,18 +22,19 @@ const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     STRING.row("get", 2, READ, "key", Once(get),
-        "Returns the value of a counter; nil if its row does not exist or the key fits no space."),
+        "Returns the value of a counter; nil if its row does not exist or the key matches no \
+         space."),
     STRING.row("mget", -2, READ, "key [key ...]", Long(mget),
-        "Returns the values of counters; nil for missing rows and for keys that name no counter. \
-         A row that cannot be read gives an error as its element.").keys(ALL_KEYS)
+        "Returns the values of counters; nil if a row is missing or a key is not the key of a \
+         counter. If a row cannot be read, its element is an error.").keys(ALL_KEYS)
         .linear("keys").tips(&["request_policy:multi_shard"]),
     STRING.row("set", -3, WRITE, "key value [NX|XX] [GET] [KEEPTTL]", Once(set),
-        "Sets a counter. With NX only if it is 0 or has no row, with XX only if its row exists. \
-         GET returns the old value. EX, PX, EXAT and PXAT are errors, because counters do not \
-         expire. In a space with expire = \"ignore\" they are accepted, and a time in the past \
-         sets the counter to 0.").uses("RW access update variable_flags"),
+        "Sets a counter. NX sets it only if it is 0 or missing; XX sets it only if its row exists. \
+         GET returns the old value. EX, PX, EXAT and PXAT fail, because counters do not expire. In \
+         a space with expire = \"ignore\" these options have no effect, except that a time in the \
+         past sets the counter to 0.").uses("RW access update variable_flags"),
     STRING.row("setnx", 3, WRITE, "key value", Once(setnx),
-        "Sets a counter if it is 0 or has no row. Returns 1 if it was set, else 0.")
+        "Sets a counter only if it is 0 or missing. Returns 1 if it was set, else 0.")
         .uses("OW insert"),
     STRING.row("getset", 3, WRITE | flag::READS, "key value", Once(getset),
         "Sets a counter. Returns its old value."),
@@ -41,28 +42,29 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Sets a counter to 0, or deletes its row if it has no other field, as DEL does. Returns \
          the old value.").since("6.2.0").uses("RW access delete"),
     STRING.row("getex", -2, READ, "key [PERSIST]", Once(getex),
-        "Returns the value of a counter, as GET does. Options that set an expiry are errors, \
-         unless the space has expire = \"ignore\".").since("6.2.0").uses("RW access update"),
+        "Returns the value of a counter, as GET does. Options that set an expiry fail unless the \
+         space has expire = \"ignore\".").since("6.2.0").uses("RW access update"),
     STRING.row("mset", -3, WRITE, "key value [key value ...]", Once(mset),
         "Sets several counters atomically.")
         .keys(KeyArgs::Keys(1, -1, 2)).since("1.0.1").linear("keys")
         .uses("OW update").tips(&["request_policy:multi_shard", "response_policy:all_succeeded"]),
     STRING.row("msetnx", -3, WRITE, "key value [key value ...]", Once(msetnx),
-        "Sets several counters atomically, if each is 0 or has no row. Returns 1 if they were \
-         set, else 0.")
+        "Sets several counters atomically, but only if all of them are 0 or missing. Returns 1 if \
+         they were set, else 0.")
         .keys(KeyArgs::Keys(1, -1, 2)).since("1.0.1").linear("keys").uses("OW insert")
         .tips(&["request_policy:multi_shard", "response_policy:agg_min"]),
     STRING.row("substr", 4, flag::READONLY, "key start end", Once(getrange),
         "Same as GETRANGE."),
     STRING.row("strlen", 2, READ, "key", Once(strlen),
-        "Returns the number of decimal characters of a counter; 0 if its row does not exist.")
+        "Returns the length of a counter's value in decimal characters; 0 if its row does not \
+         exist.")
         .since("2.2.0").uses("RO"),
     STRING.row("append", 3, WRITE, "key value", Once(refuse_text),
         NO_TEXT).since("2.0.0").uses("RW insert"),
     STRING.row("setrange", 4, WRITE, "key offset value", Once(refuse_text), NO_TEXT).since("2.2.0"),
     STRING.row("getrange", 4, READ, "key start end", Once(getrange),
-        "Returns the decimal characters of a counter from start to end. Negative positions count \
-         from the end.").since("2.4.0"),
+        "Returns the characters from start to end of a counter's decimal value. Negative offsets \
+         count from the end.").since("2.4.0"),
     STRING.row("incrbyfloat", 3, WRITE, "key increment", Once(no_fraction),
         "Not supported: counters are integers.").since("2.6.0").uses("RW access update"),
     STRING.row("setex", 4, WRITE, "key seconds value", Once(setex),
@@ -83,8 +85,8 @@ const NO_TEXT: &str = "Not supported: a counter is a number, not a string.";
 
 #[rustfmt::skip]
 const SET_EXPIRES: &str =
-    "Not supported: counters do not expire. In a space with expire = \"ignore\" the command works \
-     as SET, and the counter does not expire.";
+    "Not supported: counters do not expire. In a space with expire = \"ignore\" the command is \
+     executed as SET, and the counter does not expire.";
 
 /// Field position that stands for the text of the whole row.
 const WHOLE_ROW: usize = usize::MAX;

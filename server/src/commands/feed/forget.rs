@@ -12,15 +12,16 @@ const FEED: Group = Group::new("feed", "0.1.0", NO_KEYS);
 pub(crate) const COMMANDS: &[Command] = &[
     FEED.row("tm.forget", -3, flag::WRITE | flag::NAMED, "space id [id ...]", Long(forget),
         "Deletes all data of the given ids: the row in the counter space, and the rows and flags \
-         of the same ids in the spaces that views and actions use together with it. A later \
-         FEED.ACT counts again, so the counter equals the number of set flags. With the name of \
-         an existence space, unsets only the flags of that space. Returns the number of ids that \
-         had a row, or with an existence space the number of ids not below the horizon. Each id \
-         is deleted completely or, with an error, not at all (max_forgotten of an existence \
-         space); the ids before a failed one stay deleted. Flags whose member is the id stay: \
-         that 7 follows 9 is a flag of 9. Counters of members (member_counters) stay too, because \
-         a filter cannot list its members; a later FEED.ACT counts again for the member. If these \
-         counters must be exact, undo the actions first.")
+         of the same ids in all spaces that share a view or an action with this space. Afterwards \
+         FEED.ACT counts again, so that the counter stays equal to the number of set flags. If the \
+         space is an existence space, the command unsets only the flags in that space. Returns the \
+         number of ids that had a row. For an existence space, returns the number of ids that are \
+         not below the horizon. Each id is deleted atomically. If an id fails, for example at the \
+         limit max_forgotten of an existence space, the ids before it stay deleted. Flags whose \
+         member is a given id are not deleted: if user 7 follows user 9, that flag belongs to id \
+         9. Counters of members (member_counters) do not change either, because a filter cannot \
+         list the members of an id; a later FEED.ACT increments them again. If these counters must \
+         be exact, undo the actions first.")
         .keys(KeyArgs::Ids(IdTarget::RowsAndPairs, 2, 1)).linear("ids"),
 ];
 

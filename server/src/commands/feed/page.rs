@@ -27,38 +27,41 @@ pub(crate) const COMMANDS: &[Command] = &[
     FEED.row("feed.get", -4, READ | flag::MAY_WRITE | flag::NAMED | flag::PER_ID | flag::PACKED,
         "view viewer <IDS packed|id [id ...]> [BINARY] [EXACT] [MARK action] \
          [AMONG flag [TOP count] <MEMBERS packed|OF space|member [member ...]>]", Long(get),
-        "Returns for each id an array: the view's counters, then its flags for the viewer (1, 0, \
-         or nil if the id is below the horizon). If the view joins other views (then), an entry \
-         is several ids, post/author, and its array has the rows of all of them. BINARY returns \
-         one string: for each id the counters as little-endian i64, then the flags as signed \
-         bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for four \
-         counters and two flags. EXACT looks up set flags in their ledgers (ledger = \"exact\"), \
-         so that none is a false positive; each set flag costs a disk read. IDS takes one string \
-         of little-endian u64. MARK also applies an action to each id after reading it, and needs \
-         the permission for FEED.ACT. The action \
-         must move exactly one counter; of an entry with several ids it applies to the first. An \
-         id whose mark fails has the error in place of its row. If all marks fail (MISCONF: the \
-         log cannot be written), the rows are complete and the error follows as an extra element; \
-         with BINARY the reply is then an array of the string and the first error. AMONG, which \
-         comes last, adds two elements to each row: how many of the members have set the flag on \
-         the id, and the first TOP (3) of them in the given order. It takes up to 2,000 members; \
-         MEMBERS takes one string of little-endian u64; OF takes the members of the viewer in a \
-         space with a ledger. If the space of the flag has a ledger, the result is exact. BINARY \
-         appends the count as i64, then TOP members as u64, of which unused ones are 0.")
+        "Returns an array for each id: the view's counters, then the viewer's flags (1, 0, or nil \
+         if the id is below the horizon). In a view that joins other views (then), an entry \
+         consists of several ids, such as post/author. The array of such an entry contains the \
+         rows of all its ids. BINARY returns one string instead: for each id the counters as \
+         little-endian i64, then the flags as signed bytes (1, 0, -1 for unknown). In Python, \
+         struct.iter_unpack('<4q2b', reply) decodes rows of four counters and two flags. EXACT \
+         verifies each set flag in its ledger (ledger = \"exact\"), which removes false positives \
+         and costs a disk read per set flag. IDS passes the ids in one string of little-endian \
+         u64. MARK also applies an action to each id after reading it, and requires the permission \
+         for FEED.ACT. The action must change exactly one counter. In an entry with several ids, \
+         MARK applies the action to the first id. If the action fails for an id, an error replaces \
+         the row of this id. If the log cannot be written (MISCONF), the reply contains all rows, \
+         followed by the error as an extra element. With BINARY, any error turns the reply into an \
+         array of the string and the first error. AMONG must be the last option. It appends two \
+         elements to each row: the number of given members that have set a flag on the id, and the \
+         first TOP of these members in the given order (default 3). AMONG accepts up to 2,000 \
+         members. MEMBERS passes the members in one string of little-endian u64. OF uses the \
+         viewer's members in a space with a ledger. The result of AMONG is exact if the flag's \
+         space has a ledger. With BINARY, AMONG appends the count as i64, then TOP members as u64, \
+         padded with zeros.")
         .keys(KeyArgs::ids_of(IdTarget::View)).linear("ids"),
     FEED.row("feed.row", -4, READ | flag::NAMED, "key view viewer [EXACT]", Once(row),
         "Returns the row that FEED.GET returns for one id, given the key of its row: the view's \
-         counters, then its flags for the viewer. In a cluster a client pipelines these commands \
-         to the nodes of the keys, so no node needs data of another.")
+         counters, then the viewer's flags. In a cluster, a client can pipeline FEED.ROW to the \
+         nodes that own the keys; the nodes then exchange no data.")
         .keys(KeyArgs::Shown).since("0.2.0"),
     FEED.row("feed.act", -4, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED | flag::PER_ID,
         "action viewer id [id ...]", Long(act),
         "Applies an action to each id: sets the viewer's flag and adds 1 to the counter. Returns \
          for each id 1, 0 if the flag was already set, or nil if the id is below the horizon. A \
-         repeated action counts once. An action may move several counters of the id and of the \
-         viewer, all or none. If the id has no row (none yet, or deleted by DEL), the first \
-         action counts even if the viewer's flag is set; it counts for the id, and not again for \
-         the viewer. The flags of other viewers do not change.")
+         repeated action counts only once. If an action changes several counters of the id and of \
+         the viewer, it changes all of them or none. If the id has no row, for example after DEL, \
+         the first action increments the counters of the id even if the viewer's flag is set. In \
+         this case the counters of the viewer do not change again. The flags of other viewers do \
+         not change.")
         .keys(KeyArgs::ids_of(IdTarget::Action)).linear("ids"),
     FEED.row("feed.undo", -4, flag::WRITE | flag::FAST | flag::NAMED | flag::PER_ID,
         "action viewer id [id ...]", Long(undo),

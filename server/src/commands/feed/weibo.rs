@@ -16,20 +16,23 @@ const WRITE: u32 = flag::WRITE | flag::READS | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     WEIBO.row("mincr", -2, WRITE, "key [key ...]", Once(mincr),
-        "Adds 1 to each counter. Returns for each key the new value, or an error (overflow, out \
-         of memory) for this key only. If a key names no counter, the command fails as a whole.")
+        "Adds 1 to each counter. Returns for each key the new value, or an error (overflow, out of \
+         memory) for this key only. If any key is not the key of a counter, the command fails and \
+         changes nothing.")
         .linear("keys"),
     WEIBO.row("bfset", 2, WRITE, "key", Once(bfset),
-        "Sets the pair of the id without a member. Returns 1 if it was already set, 0 if not, -1 \
-         if the id is below the oldest table (sets nothing), or -2 for an unknown key.")
+        "Sets the flag of an id in a space without members. Returns 1 if the flag was already set, \
+         and 0 if it was not. Returns -1 and changes nothing if the id is below the oldest table. \
+         Returns -2 if the key matches no space.")
         .keys(ONE_KEY),
     WEIBO.row("bfget", 2, READ, "key", Once(bfget),
-        "Returns whether the pair is set: 1, 0, -1 if the id is below the oldest table, or -2 for \
-         an unknown key.").keys(ONE_KEY),
+        "Returns 1 if the flag of an id in a space without members is set, and 0 if it is not. \
+         Returns -1 if the id is below the oldest table, and -2 if \
+         the key matches no space.").keys(ONE_KEY),
     WEIBO.row("bfmset", -2, WRITE, "key [key ...]", Once(bfmset),
-        "BFSET for several keys.").linear("keys"),
+        "Same as BFSET, for several keys. Returns one result per key.").linear("keys"),
     WEIBO.row("bfmget", -2, READ, "key [key ...]", Once(bfmget),
-        "BFGET for several keys.").linear("keys"),
+        "Same as BFGET, for several keys. Returns one result per key.").linear("keys"),
 ];
 
 const BELOW_OLDEST: i64 = -1;

@@ -32,25 +32,28 @@ pub(crate) const COMMANDS: &[Command] = &[
     BLOOM.row("bf.insert", -4, WRITE,
         "key [CAPACITY capacity] [ERROR error] [EXPANSION expansion] [NOCREATE] [NONSCALING] ITEMS \
          item [item ...]", Once(insert),
-        "Adds items, as BF.MADD does. NOCREATE fails unless BF.RESERVE or BF.INSERT has named the \
-         key before, or the counter of the flags is above 0. CAPACITY, EXPANSION and NONSCALING \
-         are validated and have no effect, because filters grow. An ERROR below the rate of the \
-         space is an error.").linear("members").uses("RW insert"),
+        "Adds items, as BF.MADD does. NOCREATE fails unless BF.RESERVE or BF.INSERT has created \
+         the key. In a space with a ledger, a key exists if its id has a member. CAPACITY, \
+         EXPANSION and NONSCALING are validated but have no effect, because filters grow. ERROR \
+         must not be below the \
+         false-positive rate of the space.").linear("members").uses("RW insert"),
     BLOOM.row("bf.reserve", -4, WRITE,
         "key error_rate capacity [EXPANSION expansion] [NONSCALING]", Once(reserve),
-        "Returns OK, or 'item exists' if BF.RESERVE or BF.INSERT has named the key before. \
-         Filters need no reservation: capacity and expansion are validated and have no effect. An \
-         error rate below the rate of the space is an error.").uses("RW insert"),
+        "Returns OK, or the error 'item exists' if BF.RESERVE or BF.INSERT has created the key \
+         before. In a space with a ledger, a key exists if its id has a member. The capacity and \
+         the expansion are validated but have no effect, because filters grow. The error rate must \
+         not be below the false-positive rate of the space.").uses("RW insert"),
     BLOOM.row("bf.card", 2, READ, "key", Once(card),
         "Returns the number of items of all ids in the key's space, because a filter cannot count \
-         the items of one id. 0 for a key that fits no space.").uses("RO"),
+         the items of one id. Returns 0 if the key matches no space.").uses("RO"),
     BLOOM.row("bf.info", -2, READ, "key [CAPACITY|SIZE|FILTERS|ITEMS|EXPANSION]", Once(info),
-        "Returns capacity, bytes, number of tables, items and expansion rate of the key's space. \
-         Its filters hold the items of all its ids.").uses("RO"),
+        "Returns the capacity, size in bytes, number of tables, number of items and expansion rate \
+         of the key's space. The values cover all ids of the space, because its filters hold the \
+         items of all ids.").uses("RO"),
     BLOOM.row("bf.scandump", 3, READ, "key iterator", Once(refuse_unknowable),
-        "Not supported: a filter holds the items of all ids of its table."),
+        "Not supported: a filter holds the items of all ids in a table, not of one key."),
     BLOOM.row("bf.loadchunk", 4, WRITE, "key iterator data", Once(load),
-        "Not supported: a filter holds the items of all ids of its table."),
+        "Not supported: a filter holds the items of all ids in a table, not of one key."),
 ];
 
 pub(crate) fn add_one(call: &Call<'_>, item: &[u8]) -> Result<bool, Refusal> {

@@ -21,7 +21,7 @@ const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     CUCKOO.row("cf.add", 3, WRITE, "key item", Once(add),
-        "Adds an item, which is stored only once. Returns 1 even if it exists.").uses("RW insert"),
+        "Adds an item. Always returns 1; adding an existing item has no effect.").uses("RW insert"),
     CUCKOO.row("cf.addnx", 3, WRITE, "key item", Once(bloom::add),
         "Adds an item. Returns 1 if it is new, else 0.").uses("RW insert"),
     CUCKOO.row("cf.exists", 3, READ, "key item", Once(exists),
@@ -30,29 +30,32 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Returns for each item 1 if it exists; 0 if not, or if the id is below the horizon.")
         .linear("members"),
     CUCKOO.row("cf.count", 3, READ, "key item", Once(count),
-        "Returns 1 if the item exists, because items are stored once; 0 if not, or if the id is \
-         below the horizon."),
+        "Returns 1 if the item exists, because each item is stored only once. Returns 0 if it does \
+         not exist, or if the id is below the horizon."),
     CUCKOO.row("cf.reserve", -3, WRITE,
         "key capacity [BUCKETSIZE bucketsize] [MAXITERATIONS maxiterations] [EXPANSION expansion]",
         Once(reserve),
-        "Returns OK, or 'item exists' if CF.RESERVE or CF.INSERT has named the key before. \
-         Filters need no reservation: the numbers are validated and have no effect.")
+        "Returns OK, or the error 'item exists' if CF.RESERVE or CF.INSERT has created the key \
+         before. In a space with a ledger, a key exists if its id has a member. The options are \
+         validated but have no effect, because filters grow.")
         .uses("RW insert"),
     CUCKOO.row("cf.insert", -4, WRITE,
         "key [CAPACITY capacity] [NOCREATE] ITEMS item [item ...]", Once(insert),
-        "Adds items. Returns 1 for each item, even if it exists. NOCREATE as in BF.INSERT; \
-         CAPACITY is validated and has no effect.").uses("RW insert"),
+        "Adds items. Returns 1 for each item, even if it exists already. NOCREATE has the same \
+         meaning as in BF.INSERT. CAPACITY is validated but has no effect.").uses("RW insert"),
     CUCKOO.row("cf.insertnx", -4, WRITE,
         "key [CAPACITY capacity] [NOCREATE] ITEMS item [item ...]", Once(insert),
-        "Adds items. Returns for each item 1 if it is new, else 0. Options as in CF.INSERT.")
+        "Adds items. Returns for each item 1 if it is new, else 0. The options are those of \
+         CF.INSERT.")
         .uses("RW insert"),
     CUCKOO.row("cf.info", 2, READ, "key", Once(info),
-        "Returns bytes, tables and items of the key's space. Its filters hold the items of all \
-         its ids.").uses("RO"),
+        "Returns the size in bytes, number of tables and number of items of the key's space. The \
+         values cover all ids of the space, because its filters \
+         hold the items of all ids.").uses("RO"),
     CUCKOO.row("cf.scandump", 3, READ, "key iterator", Once(refuse_unknowable),
-        "Not supported: a filter holds the items of all ids of its table."),
+        "Not supported: a filter holds the items of all ids in a table, not of one key."),
     CUCKOO.row("cf.loadchunk", 4, WRITE, "key iterator data", Once(load),
-        "Not supported: a filter holds the items of all ids of its table."),
+        "Not supported: a filter holds the items of all ids in a table, not of one key."),
     CUCKOO.row("cf.del", 3, flag::WRITE | flag::FAST, "key item", Once(del),
         "Removes an item. Returns 1 if it existed, else 0.").uses("RW delete"),
 ];

@@ -23,15 +23,15 @@ const PHANTOM: Group = Group::new("phantom", "0.2.0", NO_KEYS);
 pub(crate) const COMMANDS: &[Command] = &[
     PHANTOM.row("ph.members", -3, flag::READONLY | flag::NAMED,
         "space id [AFTER member] [COUNT count]", Once(members),
-        "Returns the members whose flags are set on an id, in order: numbers, then strings. \
-         Returns up to COUNT members (default 100) greater than AFTER; AFTER need not exist. \
-         Requires a ledger.").keys(KeyArgs::Ids(IdTarget::RowsAndPairs, 2, usize::MAX)),
+        "Returns the members that have set a flag on an id, in ascending order: numbers first, \
+         then strings. Returns up to COUNT members (default 100) greater than AFTER; AFTER need \
+         not exist. Requires a ledger.").keys(KeyArgs::Ids(IdTarget::RowsAndPairs, 2, usize::MAX)),
     PHANTOM.row("ph.scan", -3, flag::READONLY | flag::NAMED,
         "space cursor [COUNT count]", Once(scan_pairs),
-        "Iterates over all set pairs by id, then member. Returns the next cursor (0 at the end) \
-         and an array of id, member, id, member, and so on. Start with cursor 0; a cursor never \
-         expires and encodes the last returned pair. Pairs set or unset during the iteration may \
-         be missing or included. Requires a ledger."),
+        "Iterates over all set pairs, ordered by id and then by member. Returns the next cursor (0 \
+         at the end) and an array of alternating ids and members. Start with cursor 0. A cursor \
+         encodes the last returned pair and never expires. Pairs that are set or unset during the \
+         iteration may or may not be returned. Requires a ledger."),
 ];
 
 const MEMBERS_PER_SCAN: usize = 4096;

@@ -21,19 +21,20 @@ const PHANTOM: Group = Group::new("phantom", "0.1.0", KeyArgs::ids_of(IdTarget::
 pub(crate) const COMMANDS: &[Command] = &[
     PHANTOM.row("ph.add", -4, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED | flag::PER_ID
         | flag::PACKED, "space member <IDS packed|id [id ...]>", Long(add),
-        "Sets the member's flag on each id. Returns for each id 1, 0 if it was already set, or \
-         nil if the id is below the horizon. IDS takes one string of little-endian u64.")
+        "Sets the member's flag on each id. Returns for each id 1, 0 if it was already set, or nil \
+         if the id is below the horizon. IDS passes the ids in one string of little-endian u64.")
         .linear("ids"),
     PHANTOM.row("ph.exists", -4, READ | flag::NAMED | flag::PER_ID | flag::PACKED,
         "space member <IDS packed|id [id ...]> [EXACT]", Long(exists),
         "Returns for each id 1 if the member's flag is set, 0 if not, or nil if the id is below \
-         the horizon (unknown). EXACT confirms set flags in the space's ledger, so that no 1 is a \
-         false positive. IDS takes one string of little-endian u64.")
+         the horizon (unknown). EXACT verifies each set flag in the space's ledger, which rules \
+         out false positives. IDS passes the ids in one string of little-endian u64.")
         .linear("ids"),
     PHANTOM.row("ph.del", -4, flag::WRITE | flag::FAST | flag::NAMED | flag::PER_ID | flag::PACKED,
         "space member <IDS packed|id [id ...]>", Long(del),
         "Unsets the member's flag on each id. Returns for each id 1, 0 if it was not set, or nil \
-         if the id is below the horizon. IDS takes one string of little-endian u64.").linear("ids"),
+         if the id is below the horizon. IDS passes the ids in one \
+         string of little-endian u64.").linear("ids"),
 ];
 
 /// Position of the first id or option.

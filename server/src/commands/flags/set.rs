@@ -20,15 +20,18 @@ const SET: Group = Group::new("set", "1.0.0", ONE_KEY);
 pub(crate) const COMMANDS: &[Command] = &[
     SET.row("sadd", -3, flag::WRITE | flag::DENYOOM | flag::FAST,
         "key member [member ...]", Long(sadd),
-        "Adds members. Returns the number of new members. Stops at the first error; members \
-         before it stay added.").linear("members").uses("RW insert"),
+        "Adds members to the set of an id. Returns the number of new members. Stops at the first \
+         error; the members before the error stay added.").linear("members").uses("RW insert"),
     SET.row("srem", -3, flag::WRITE | flag::FAST, "key member [member ...]", Long(srem),
-        "Removes members. Returns the number of removed members. Stops at the first error; \
-         members before it stay removed.").linear("members").uses("RW delete"),
+        "Removes members from the set of an id. Returns the number of removed members. Stops at \
+         the first error; the members \
+         before the error stay removed.").linear("members").uses("RW delete"),
     SET.row("sismember", 3, READ, "key member", Once(sismember),
-        "Returns 1 if it is a member, 0 if not, or nil if the id is below the horizon.").uses("RO"),
+        "Returns 1 if the set contains the member, 0 if not, or nil if the id is below the \
+         horizon.").uses("RO"),
     SET.row("smismember", -3, READ, "key member [member ...]", Long(smismember),
-        "Returns for each member 1, 0, or nil if the id is below the horizon.").since("6.2.0")
+        "Returns for each member 1 if the set contains it, 0 if not, or nil if the id is below the \
+         horizon.").since("6.2.0")
         .linear("members"),
     SET.row("scard", 2, flag::READONLY, "key", Once(members::count), LISTED).uses("RO"),
     SET.row("smembers", 2, flag::READONLY, "key", Once(members::all),
@@ -57,27 +60,28 @@ pub(crate) const COMMANDS: &[Command] = &[
     SET.row("sdiffstore", -3, flag::WRITE, "destination key [key ...]", Once(refuse_unknowable),
         UNKNOWABLE).keys(ALL_KEYS).two_uses("OW update", "RO access"),
     SET.row("smove", 4, flag::WRITE | flag::FAST, "source destination member", Once(smove),
-        "Moves a member from one id to another. Returns 1, or 0 if the source does not have it.")
+        "Moves a member from one set to another. Returns 1, or 0 if the source does not contain \
+         the member.")
         .keys(TWO_KEYS).two_uses("RW access delete", "RW insert"),
     SET.row("setbit", 4, flag::WRITE | flag::DENYOOM, "key offset value", Once(setbit),
-        "Sets or unsets the flag of the member with this number. Returns the old value.")
+        "Sets or unsets the flag of the member whose number is the offset. Returns the old value.")
         .group("bitmap").since("2.2.0").uses("RW access update"),
     SET.row("getbit", 3, READ, "key offset", Once(getbit),
-        "Returns 1 if the flag of the member with this number is set, 0 if not, or nil if the id \
-         is below the horizon.").group("bitmap").since("2.2.0"),
+        "Returns 1 if the flag of the member whose number is the offset is set, 0 if not, or nil \
+         if the id is below the horizon.").group("bitmap").since("2.2.0"),
 ];
 
 #[rustfmt::skip]
 const LISTED: &str =
-    "Reads the members from the ledger on disk, some hundred members per read. An error in spaces \
-     without a ledger, because a filter cannot list or count the members of one id. A key that \
-     fits no space has no members.";
+    "Reads the members from the ledger on disk; each disk read returns a few hundred members. \
+     Fails in a space without a ledger, because a filter cannot list or count the members of one \
+     id. A key that matches no space is treated as an empty set.";
 
 #[rustfmt::skip]
 const UNKNOWABLE: &str =
-    "Not supported: a filter cannot list or count the members of one id. In a space with a ledger \
-     a client can compute the result with SMEMBERS and SSCAN. A key that fits no space has no \
-     members.";
+    "Not supported: a filter cannot list or count the members of one id. If the space has a \
+     ledger, a client can compute the result with SMEMBERS or SSCAN. A key that matches no space \
+     is treated as an empty set.";
 
 /// Returns whether every key is outside all spaces. In this case, the result of a set operation is
 /// empty.

@@ -31,12 +31,13 @@ pub(crate) const COMMANDS: &[Command] = &[
         READ | flag::MAY_WRITE | flag::NAMED | flag::PER_ID | flag::PACKED,
         "space member [LIMIT count] [BELOW <seen|unseen>] [BITS] [MARK] <IDS packed|id [id ...]>",
         Long(unseen),
-        "Returns the ids whose flag the member has not set, in their order, at most LIMIT of \
-         them. Takes up to 100,000 ids. IDS takes and returns one string of little-endian u64; \
-         separate ids return integers, or a string above 2^63 - 1. BITS returns a bitmap with one \
-         bit per given id, the highest bit of a byte first. BELOW says how ids below the horizon \
-         count: as seen (the default) or unseen. MARK sets the flags of the returned ids in the \
-         same step, and needs the right to PH.ADD. Ids below the horizon cannot be marked.")
+        "Returns the given ids whose flag the member has not set, in the given order, at most \
+         LIMIT of them. Accepts up to 100,000 ids. With IDS, the ids are passed and returned in \
+         one string of little-endian u64. Without IDS, the reply contains integers, or a string \
+         for an id above 2^63 - 1. BITS returns a bitmap with one bit per given id, most \
+         significant bit first. BELOW sets whether ids below the horizon count as seen (the \
+         default) or unseen. MARK also sets the flags of the returned ids, and requires the \
+         permission for PH.ADD. The flag of an id below the horizon cannot be set.")
         .linear("ids"),
 ];
 

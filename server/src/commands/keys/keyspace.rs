@@ -19,25 +19,28 @@ const GENERIC: Group = Group::new("generic", "1.0.0", ONE_KEY);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     GENERIC.row("del", -2, flag::WRITE, "key [key ...]", Long(del),
-        "Deletes rows. For a counter's key, sets the counter to 0, or deletes the row if it has \
-         no other field. Returns the number of deleted rows and of counters that were not 0. \
-         Deletes the pairs of an id only with a ledger, which knows whether there are any; in a \
-         space without members unsets the id. Flags of a row's id stay set, unless the space has \
-         delete_forgets = true; TM.FORGET unsets them. If they stay, the next FEED.ACT on the id \
-         counts for any viewer, and later ones by viewers whose flag is set do not.")
+        "Deletes rows. For the key of a counter, sets the counter to 0, or deletes the row if the \
+         row has no other field. For the key of a set, deletes all its members; this requires a \
+         ledger. In a space without members, unsets the id. Returns the number of keys that \
+         existed; a counter counts only if it was not 0. The flags of a deleted row's id stay set \
+         unless the space has delete_forgets = true; use TM.FORGET to unset them. While they stay \
+         set, the next FEED.ACT on the id counts for any viewer, and later ones do not count for \
+         viewers whose flag is set.")
         .keys(ALL_KEYS).linear("keys").uses("RM delete")
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"]),
     GENERIC.row("unlink", -2, flag::WRITE | flag::FAST, "key [key ...]", Long(del),
         "Same as DEL.").keys(ALL_KEYS).since("4.0.0").linear("keys").uses("RM delete")
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"]),
     GENERIC.row("exists", -2, READ, "key [key ...]", Long(exists),
-        "Returns the number of existing keys: rows, counters whose row exists, and sets that have \
-         a member. Sets need a ledger. Ids of spaces without members count if they are set.")
+        "Returns the number of existing keys. The key of a row or counter exists if the row \
+         exists. The key of a set exists if the set has a member; without a ledger, such keys \
+         return an error. In a space without members, a key exists if its id is set.")
         .keys(ALL_KEYS).linear("keys").uses("RO")
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"]),
     GENERIC.row("type", 2, READ, "key", Once(kind),
-        "Returns hash for a row, string for a counter, set for the pairs of an id, or none. With \
-         a ledger a set exists if it has a member, without one always.").uses("RO"),
+        "Returns hash for a row, string for a counter, set for the pairs of an id, stream for \
+         tm:changes, or none. In a space without a ledger, every set is reported as existing, \
+         because a filter cannot tell whether it has members.").uses("RO"),
     GENERIC.row("ttl", 2, READ, "key", Once(ttl),
         "Returns -1, because nothing expires; -2 if the row does not exist.")
         .tips(&["nondeterministic_output"]),
@@ -71,9 +74,10 @@ pub(crate) const COMMANDS: &[Command] = &[
 
 #[rustfmt::skip]
 pub(crate) const OBJECT: &[Command] = &[
-    GENERIC.container("object", "A container for commands about what a key holds.", &[
+    GENERIC.container("object", "A container for commands that inspect keys.", &[
         GENERIC.row("object|encoding", 3, flag::READONLY, "key", Once(encoding),
-            "Returns packed for a row, int for a counter, filter for the pairs of an id.")
+            "Returns packed for a row, int for a counter, filter for the pairs of an id, or stream \
+             for tm:changes.")
             .keys(SECOND_KEY)
             .since("2.2.3").uses("RO").tips(&["nondeterministic_output"]),
         GENERIC.row("object|freq", 3, flag::READONLY, "key", Once(frequency),
@@ -92,10 +96,11 @@ pub(crate) const OBJECT: &[Command] = &[
 #[rustfmt::skip]
 const NO_EXPIRY: &str =
     "Not supported: counters do not expire. In a space with expire = \"ignore\" the expiry has no \
-     effect: the reply is 1 for an existing key, 0 with XX and GT. A time in the past (EXPIRE key \
-     -1) deletes the key, as in Redis; for the pairs of an id, all of them.";
+     effect. The reply is then 1 if the key exists, and 0 if it does not exist or if XX or GT is \
+     given. As in Redis, a time in the past (EXPIRE key -1) deletes the key. For the key of a set, \
+     it deletes all members.";
 
-const NO_MOVE: &str = "Not supported: the id of a row determines its place.";
+const NO_MOVE: &str = "Not supported: a key is derived from its id.";
 
 /// Returns whether an id has any pair, or `None` if a filter cannot determine this.
 pub(crate) fn has_pairs(space: &ExistenceSpace, id: u64) -> Result<Option<bool>, Unreadable> {

@@ -26,22 +26,25 @@ const GENERIC: Group = Group::new("generic", "2.6.0", ONE_KEY);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     GENERIC.row("dump", 2, flag::READONLY, "key", Once(dump),
-        "Serializes a row as a hash and a counter as a string, for RESTORE by Redis since 2.6 and \
-         by Valkey; nil if the row does not exist. With a ledger serializes the members of an id \
-         as a set; without one fails, because a filter cannot list members.").linear("fields")
+        "Serializes a row as a hash, or a counter as a string, for RESTORE by Redis 2.6 and later \
+         or by Valkey. Returns nil if the row does not exist. In a space with a ledger, serializes \
+         the members of an id as a set. Fails for sets in a space without a ledger, because a \
+         filter cannot list members.").linear("fields")
         .tips(&["nondeterministic_output"]),
     GENERIC.row("restore", -4, flag::WRITE | flag::DENYOOM,
         "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
         Once(restore),
         "Restores a payload of DUMP by Redis 2.6 to 8 or Valkey: a hash of integers for a row, a \
-         string with an integer for a counter, a set for the pairs of an id. Adds the members of \
-         a set to existing ones unless a ledger has members of the id. Unknown types, such as \
-         hash templates of Redis 8.10 (RDB types 29 and 31), are errors that name the type and \
-         the RDB version. Validates the whole payload before it changes anything. REPLACE sets \
-         fields that the hash lacks to 0; without it an existing row or set, or a counter that is \
-         not 0, gives BUSYKEY. A ttl above 0 or an expiring field is an error unless the space \
-         has expire = \"ignore\"; there a ttl in the past (ABSTTL) restores nothing, and with \
-         REPLACE deletes the old value, as in Redis. RESTORE of a set is an error between MULTI \
+         string with an integer for a counter, or a set for the pairs of an id. In a space without \
+         a ledger, the members of a set are added to the existing members. Unknown types, such as \
+         hash templates of Redis 8.10 (RDB types 29 and 31), are rejected with an error that names \
+         the type and the RDB version. Validates the whole payload before any change. REPLACE \
+         overwrites the old value: fields that are missing in the hash become 0, and with a ledger \
+         the old members of a set are deleted. Without REPLACE, fails with BUSYKEY if the key is \
+         an existing row, a counter that is not 0, or, with a ledger, a set that has members. \
+         Fails if ttl is above 0 or a field has an expiry, unless the space has expire = \
+         \"ignore\". In such a space, if ttl is in the past (ABSTTL), nothing is restored, and \
+         REPLACE deletes the old value, as in Redis. RESTORE of a set is not allowed between MULTI \
          and EXEC.")
         .linear("bytes of the payload and of the members of a set").uses("OW update"),
     GENERIC.row("restore-asking", -4, flag::WRITE | flag::DENYOOM,

@@ -17,22 +17,24 @@ const GENERIC: Group = Group::new("generic", "1.0.0", NO_KEYS);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     GENERIC.row("keys", 2, flag::READONLY | flag::NO_MULTI, "pattern", Once(keys),
-        "Returns the matching keys of rows, or of their counters in spaces where only counters \
-         have keys. Fails if all spaces together have more than 10000 rows. Does not list pairs.")
+        "Returns the keys of rows that match the pattern. In a space where only counters have \
+         keys, returns the keys of counters. Fails if all spaces together have more than 10000 \
+         rows. Does not return keys of sets.")
         .linear("rows of all spaces, at most 10000")
         .tips(&["request_policy:all_shards", "nondeterministic_output_order"]),
     GENERIC.row("scan", -2, flag::READONLY | flag::NO_MULTI,
         "cursor [MATCH pattern] [COUNT count] [TYPE type]", Once(scan),
-        "Iterates over the keys of rows, or of their counters in spaces where only counters have \
-         keys. Returns the next cursor; start with 0, and 0 is the end. A row that exists during \
-         the whole iteration appears at least once, possibly twice. Cursors are below 2^50, so a \
-         double can store them. Does not list pairs.")
+        "Iterates over the keys of rows. In a space where only counters have keys, iterates over \
+         the keys of counters. Returns the next cursor (0 at the end) and an array of keys. Start \
+         with cursor 0. A row that exists during the whole iteration is returned at least once, \
+         possibly twice. Cursors are below 2^50, so that clients may store them as doubles. Does \
+         not return keys of sets.")
         .since("2.8.0")
         .cost("O(1) for every call, O(N) for a complete iteration, where N is the number of rows")
         .tips(&["request_policy:special", "nondeterministic_output"]),
     GENERIC.row("randomkey", 1, flag::READONLY | flag::NO_MULTI, "", Once(randomkey),
-        "Returns the key of an arbitrary row, or of one of its counters in spaces where only \
-         counters have keys; nil without rows.")
+        "Returns the key of an arbitrary row, or nil if there are no rows. In a space where only \
+         counters have keys, returns the key of a counter of the row.")
         .tips(&["request_policy:all_shards", "nondeterministic_output"]),
 ];
 

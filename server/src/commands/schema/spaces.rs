@@ -26,76 +26,82 @@ pub(crate) const COMMANDS: &[Command] = &[
         SCHEMA.row("tm.space|alter", -5, ADMIN | flag::WRITE | flag::NAMED,
             "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|BOUND field bounds|DROP \
              field|SET option value [option value ...]>", Once(alter),
-            "SET changes options of a space, named as in the configuration (memory_limit, \
-             keep_newest, spill, max_ahead, rows, pairs, ...), all or none, and returns OK. The \
-             other forms change the schema of a counter space, at once and without blocking \
-             clients. ADD creates a field that is 0 in all rows. WIDEN gives a field more bits, \
-             NARROW fewer; values that need more bits are stored outside the row, exactly. BOUND \
-             limits the values that any command may write to a field ({0..}, {..100}, {-5..5}; \
-             {..} for none; ADD takes bounds after the bits, stock:20{0..}). A write beyond the \
-             bounds fails, or with 'sat' stops at the bound; existing values stay until they are \
-             written. DROP removes a field and its values. Older tables are rewritten in the \
-             background. Returns the new schema, with a '!' before dropped fields. Lines with \
-             'warning: ' follow for views that show the whole space (counters = [\"post\"], \
-             without field names), because their pages now have more or fewer values. A space \
-             may have 64 fields in its lifetime, including dropped ones."),
+            "SET changes one or more options of a space atomically and returns OK. The options \
+             have the names of the configuration (memory_limit, keep_newest, spill, max_ahead, \
+             rows, pairs, ...). The other forms change the schema of a counter space immediately, \
+             without blocking clients, and return the new schema. ADD creates a field that is 0 in \
+             all rows. WIDEN increases the number of bits of a field, and NARROW reduces it. \
+             Values that need more bits are stored exactly, outside the row. BOUND limits the \
+             values that commands may write to a field: {0..}, {..100}, {-5..5}, or {..} for no \
+             limit. ADD accepts bounds after the bits: stock:20{0..}. A write outside the bounds \
+             fails; with 'sat', the bound is written instead. Existing values stay unchanged until \
+             they are written. DROP removes a field and its values. Older tables are rewritten in \
+             the background. In the returned schema, dropped fields have the prefix '!'. A line \
+             with the prefix 'warning: ' follows for each view that shows all fields of the space \
+             (counters = [\"post\"]), because the number of values in its pages changes. A space \
+             can have up to 64 fields in its lifetime, including dropped fields."),
         SCHEMA.row("tm.space|create", -4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "space <COUNTER|EXISTENCE> [option value [option value ...]]",
             Once(changes::create_space),
-            "Creates a space, for all connections at once. The options are the keys of \
-             [[counter]] or [[existence]] in the configuration, with the same checks and errors; \
-             for example, fields and keys must differ from those of other spaces. A counter space \
-             needs fields. Replies after the log is synced to disk."),
+            "Creates a space, which all connections can use immediately. The options are the keys \
+             of [[counter]] or [[existence]] in the configuration, and are validated in the same \
+             way. For example, fields and keys must differ from those of other spaces. A counter \
+             space needs at least one field. Replies after the log is synced to disk."),
         SCHEMA.row("tm.space|drop", 4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "space confirmation", Once(changes::drop_space),
             "Permanently deletes a space and its data, in memory and on disk. The confirmation \
-             repeats the name: TM.SPACE DROP post YES-I-MEAN-post. Fails while a view or an \
-             action uses the space. Users' rules for it ($name) stay, and apply to a later space \
-             of that name."),
+             must contain the name: TM.SPACE DROP post YES-I-MEAN-post. Fails while a view or an \
+             action uses the space. ACL rules for the space ($name) are kept, and apply to a later \
+             space with the same name."),
         SCHEMA.help("tm.space|help"),
         SCHEMA.row("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "", Once(list),
-            "Returns a map for each space: contents and memory; for existence spaces also the \
-             horizon, and the seconds until the oldest table is recycled, estimated from the last \
-             minute (nil without new pairs).").linear("tables"),
+            "Returns a map for each space with its contents and memory usage. For an existence \
+             space, the map also contains the horizon and the estimated time in seconds until the \
+             oldest table is recycled. The estimate is based on the last minute, and is nil if no \
+             pairs were added.").linear("tables"),
         SCHEMA.row("tm.space|rename", 4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "space newname", Once(changes::rename_space),
-            "Renames a space in commands, views, actions and users' rules ($name). Its keys do \
-             not change: use TM.SPACE ALTER SET for them."),
+            "Renames a space. Commands, views, actions and ACL rules ($name) then use the new \
+             name. The keys of the space do not change; use TM.SPACE ALTER SET to change them."),
         SCHEMA.row("tm.space|retire", 4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "space id", Once(changes::retire),
-            "Permanently deletes the rows of all ids below the given id, their memory and files. \
-             The id becomes the horizon of the counter space. Below it reads find no row (nil, or \
-             0 in a page), FEED.ACT returns nil, and other writes fail. An id above the highest \
-             one is an error. keep_newest does the same automatically."),
+            "Permanently deletes the rows of all ids below the given id, in memory and on disk. \
+             The given id becomes the horizon of the counter space. For ids below the horizon, \
+             reads find no row (nil, or 0 in a page), FEED.ACT returns nil, and other writes fail. \
+             Fails if the given id is above the highest id of the space. The option keep_newest \
+             retires rows automatically."),
     ]),
     SCHEMA.row("tm.tables", -1, flag::STALE | flag::NO_MULTI | flag::NAMED, "[space]", Once(tables),
-        "Returns a map for each table of a space (or of all), oldest first: id range, rows or \
-         pairs, fill, bytes. Counter spaces add the buckets touched by a hit and the sizes of the \
-         aux and extend dictionaries. Existence spaces add the configured, expected and measured \
-         false-positive rates, and the time until recycling; the first table starts at the \
-         horizon. Cold files of a space precede its tables and have where = 'disk'. Outliers come \
-         last and have where = 'outliers'. A space with fewer than 64 ids has only outliers.")
+        "Returns a map for each table of a space, or of all spaces, in ascending order of ids: id \
+         range, number of rows or pairs, fill ratio, and size in bytes. For counter spaces, the \
+         map also contains the number of buckets read per hit, and the sizes of the aux and extend \
+         dictionaries. For existence spaces, it also contains the configured, expected and \
+         measured false-positive rates, and the time until recycling; the first table starts at \
+         the horizon. The cold files of a space precede its tables, with where = 'disk'. The \
+         outliers follow the tables, with where = 'outliers'. A space with fewer than 64 ids has \
+         only outliers.")
         .linear("tables"),
     SCHEMA.row("tm.advise", 2, flag::READONLY | flag::NO_MULTI | flag::NAMED, "space", Once(advise),
-        "Recommends the bits per field that use the fewest bytes, from a sample of up to a \
-         million rows (at least 1000). Returns a map with the savings, a readable table, and the \
-         commands that make the change.")
+        "Recommends the number of bits per field that minimizes memory, based on a sample of up to \
+         a million rows (at least 1000). Returns a map with the savings, a readable table, and the \
+         commands that apply the recommendation.")
         .linear("rows in a sample of at most a million"),
     SCHEMA.row("tm.roll", 2, ADMIN | flag::WRITE | flag::NAMED, "space", Once(roll),
-        "Closes the newest table of a space before it is full, and opens the next. Returns 1, or \
-         0 if the table is empty."),
+        "Closes the newest table of a space before it is full, and creates the next table. Returns \
+         1, or 0 if the newest table is empty."),
     SCHEMA.row("tm.spill", -2, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
         "space [tables]", Once(spill),
-        "Moves the oldest tables of a space to disk, one by default and never the newest, as low \
-         memory does automatically. Merges changes of rows or pairs that are already on disk. \
-         Returns the number of rows or pairs moved out of memory.")
+        "Moves the oldest tables of a space to disk: the given number of tables, or one by \
+         default, but never the newest table. The server does the same automatically when memory \
+         is low. Also merges changes into tables that are already on disk. Returns the number of \
+         rows or pairs that were moved out of memory.")
         .linear("rows in the tables"),
     SCHEMA.row("tm.rebuild", 2, ADMIN | flag::NO_MULTI | flag::NAMED, "space", Once(rebuild),
-        "Rebuilds the filters of an existence space from its ledger, one table at a time in the \
-         background, for example after the disk damaged a filter page. The old filters serve \
-         reads until the new ones are complete. Returns the number of tables to rebuild. A \
-         restart cancels the rebuild. A new false_positive_rate (TM.SPACE ALTER) also rebuilds \
-         the filters, and survives a restart.")
+        "Rebuilds the filters of an existence space from its ledger, one table at a time, in the \
+         background. Use it, for example, after a disk error has damaged a page of a filter. Reads \
+         use the old filters until the new filters are complete. Returns the number of tables to \
+         rebuild. A restart cancels the rebuild. Changing false_positive_rate with TM.SPACE ALTER \
+         also starts a rebuild, which continues after a restart.")
         .linear("tables"),
 ];
 

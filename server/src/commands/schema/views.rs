@@ -15,31 +15,31 @@ pub(crate) const COMMANDS: &[Command] = &[
     SCHEMA.container("tm.view", "A container for commands about views.", &[
         SCHEMA.row("tm.view|create", -5, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "view [REPLACE] option value [option value ...]", Once(changes::create_view),
-            "Creates a view, for all connections at once. The options are the keys of [[view]] in \
-             the configuration: counters, flags and then, each a list separated by spaces. \
-             REPLACE replaces a view of the same name atomically."),
+            "Creates a view, which all connections can use immediately. The options are the keys \
+             of [[view]] in the configuration: counters, flags and then, each a list separated by \
+             spaces. REPLACE atomically replaces a view of the same name."),
         SCHEMA.row("tm.view|drop", 3, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "view", Once(changes::drop_view),
-            "Deletes a view. The data of its spaces stay."),
+            "Deletes a view. The data in its spaces is kept."),
         SCHEMA.help("tm.view|help"),
         SCHEMA.row("tm.view|list", 2, flag::STALE, "", Once(views),
-            "Returns a map for each view: the bytes of a row with BINARY, the counters and flags \
-             in the order of FEED.GET's rows, and the joined views (then)."),
+            "Returns a map for each view: the size in bytes of a row with BINARY, the counters and \
+             flags in the order in which FEED.GET returns them, and the joined views (then)."),
     ]),
     SCHEMA.container("tm.action", "A container for commands about actions.", &[
         SCHEMA.row("tm.action|create", -5, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "action [REPLACE] option value [option value ...]", Once(changes::create_action),
-            "Creates an action, for all connections at once. The options are the keys of \
-             [[action]] in the configuration: flag, counter as space.field, and the lists also \
-             and member_counters of additional counters. REPLACE replaces an action of the same \
-             name atomically; its counts stay."),
+            "Creates an action, which all connections can use immediately. The options are the \
+             keys of [[action]] in the configuration: flag, counter (as space.field), and the \
+             lists also and member_counters of further counters. REPLACE atomically replaces an \
+             action of the same name; flags and counters keep their values."),
         SCHEMA.row("tm.action|drop", 3, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "action", Once(changes::drop_action),
-            "Deletes an action. Its counts stay."),
+            "Deletes an action. Flags and counters keep their values."),
         SCHEMA.help("tm.action|help"),
         SCHEMA.row("tm.action|list", 2, flag::STALE, "", Once(actions),
-            "Returns a map for each action: its flag and counter, and the additional counters of \
-             the id (also) and of the member (member_counters)."),
+            "Returns a map for each action: its flag and counter, and the further counters of the \
+             id (also) and of the member (member_counters)."),
     ]),
 ];
 

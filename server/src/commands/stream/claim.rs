@@ -18,13 +18,14 @@ pub(crate) const COMMANDS: &[Command] = &[
     STREAM.row("xclaim", -6, flag::WRITE | flag::FAST,
         "key group consumer min-idle-time id [id ...] [IDLE ms] [TIME unix-time-milliseconds] \
          [RETRYCOUNT count] [FORCE] [JUSTID] [LASTID lastid]", Once(xclaim),
-        "Transfers pending entries to a consumer, if they have been idle for at least \
-         min-idle-time.")
+        "Transfers pending entries to a consumer if they have been idle for at least min-idle-time \
+         milliseconds.")
         .cost(READ_COST).tips(&["nondeterministic_output"]),
     STREAM.row("xautoclaim", -6, flag::WRITE | flag::FAST,
         "key group consumer min-idle-time start [COUNT count] [JUSTID]", Once(xautoclaim),
-        "Transfers idle entries from a start id. Returns the next start id, the entries, and the \
-         ids of those that the log no longer has.").since("6.2.0")
+        "Transfers idle pending entries to a consumer, beginning at the id start. Returns the next \
+         start id, the entries, and the ids of pending entries that \
+         the log no longer contains.").since("6.2.0")
         .cost(READ_COST).uses("RW delete").tips(&["nondeterministic_output"]),
 ];
 

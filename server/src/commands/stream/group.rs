@@ -16,8 +16,9 @@ pub(crate) const XGROUP: &[Command] = &[
     STREAM.container("xgroup", "A container for commands about consumer groups.", &[
         STREAM.row("xgroup|create", -5, flag::WRITE | flag::DENYOOM,
             "key groupname <id|$> [MKSTREAM] [ENTRIESREAD entries-read]", Once(create),
-            "Creates a group that starts after an id; `$` is the end. Fails with PARTED if the id \
-             is not in this server's history, and with TRIMMED if the log no longer has it.")
+            "Creates a group that starts after an id; `$` is the id of the newest entry. Fails \
+             with PARTED if the id is not part of this server's history, and with TRIMMED if the \
+             log no longer contains it.")
             .keys(SECOND_KEY),
         STREAM.row("xgroup|setid", -5, flag::WRITE,
             "key groupname <id|$> [ENTRIESREAD entries-read]", Once(set_id),
@@ -26,11 +27,13 @@ pub(crate) const XGROUP: &[Command] = &[
             "Deletes a group. Returns 1 if it existed.").keys(SECOND_KEY),
         STREAM.row("xgroup|createconsumer", 5, flag::WRITE | flag::DENYOOM,
             "key groupname consumername", Once(create_consumer),
-            "Creates a consumer, as its first XREADGROUP does. Returns 1 if it is new.")
+            "Creates a consumer. The first XREADGROUP of a consumer also creates it. Returns 1 if \
+             it is new.")
             .keys(SECOND_KEY).since("6.2.0"),
         STREAM.row("xgroup|delconsumer", 5, flag::WRITE,
             "key groupname consumername", Once(delete_consumer),
-            "Deletes a consumer and its pending entries. Returns the number of these entries.")
+            "Deletes a consumer and its pending entries. Returns the number of deleted pending \
+             entries.")
             .keys(SECOND_KEY).linear("pending entries"),
         STREAM.help("xgroup|help"),
     ]),
@@ -43,8 +46,8 @@ pub(crate) const PENDING: &[Command] = &[
         .linear("ids"),
     STREAM.row("xpending", -3, flag::READONLY,
         "key group [[IDLE min-idle-time] start end count [consumer]]", Once(xpending),
-        "Returns a summary of the pending entries (count, first and last id, consumers), or the \
-         entries themselves.")
+        "Returns a summary of the pending entries: count, first and last id, and consumers. With \
+         start, end and count, returns the entries.")
         .linear("pending entries").tips(&["nondeterministic_output"]),
 ];
 

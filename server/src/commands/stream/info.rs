@@ -17,16 +17,17 @@ use resp::Reply;
 pub(crate) const XINFO: &[Command] = &[
     STREAM.container("xinfo", "A container for commands about streams.", &[
         STREAM.row("xinfo|stream", -3, flag::READONLY, "key [FULL [COUNT count]]", Once(stream),
-            "Returns the length, the first and the last entry of a stream; with FULL its groups \
-             and entries.")
+            "Returns the length and the first and last entry of a stream. FULL also returns its \
+             groups and entries.")
             .keys(SECOND_KEY)
             .linear(LENGTH_ITEMS),
         STREAM.row("xinfo|groups", 3, flag::READONLY, "key", Once(groups_of),
-            "Returns the groups of a stream, their last delivered ids and their lag.")
+            "Returns the groups of a stream, each with its last delivered id and its lag.")
             .keys(SECOND_KEY)
             .linear(LENGTH_ITEMS),
         STREAM.row("xinfo|consumers", 4, flag::READONLY, "key group", Once(consumers),
-            "Returns the consumers of a group, with the milliseconds since their last activity.")
+            "Returns the consumers of a group, each with the number of milliseconds since its last \
+             activity.")
             .keys(SECOND_KEY).linear("consumers"),
         STREAM.help("xinfo|help"),
     ]),

@@ -30,11 +30,11 @@ use store::Position;
 const STREAM: Group = Group::new("stream", "5.0.0", ONE_KEY);
 /// Complexity of commands that read entries.
 const READ_COST: &str = "O(N+M) where N is the number of returned entries and M is 64 KiB of log, \
-                         or the size of the segment if an id is in a segment that was not read \
-                         since the start";
+                         or the size of the segment that contains a given id if that segment has \
+                         not been read since the server started";
 /// Complexity of commands that need the number of entries.
-const LENGTH_ITEMS: &str = "bytes of the log at the first call, and of its growth since the last \
-                            call at later ones";
+const LENGTH_ITEMS: &str = "bytes of the log in the first call, and of bytes appended since the \
+                            previous call in later calls";
 
 /// Maximum number of entries per stream in a reply.
 const MAX_ENTRIES: usize = 10_000;

@@ -13,14 +13,15 @@ use resp::Reply;
 #[rustfmt::skip]
 pub(crate) const READS: &[Command] = &[
     STREAM.row("xrange", -4, flag::READONLY, "key start end [COUNT count]", Once(xrange),
-        "Returns the entries between two ids; `-` is the oldest available one. Fails if there are \
-         more than 10000: use COUNT.")
+        "Returns the entries between two ids; `-` is the id of the oldest available entry. Fails \
+         if there are more than 10000 entries; use COUNT to read fewer.")
         .cost(READ_COST),
     STREAM.row("xrevrange", -4, flag::READONLY, "key end start [COUNT count]", Once(xrange),
         "Returns the entries between two ids in reverse order.")
         .cost(READ_COST),
     STREAM.row("xlen", 2, READ, "key", Once(xlen),
-        "Returns the number of entries in the log. The first call reads the whole log.")
+        "Returns the number of entries of the stream that are in the log. The first call reads the \
+         whole log.")
         .linear(LENGTH_ITEMS).uses("RO"),
 ];
 
@@ -33,14 +34,16 @@ pub(crate) const REFUSED: &[Command] = &[
         NOT_WRITABLE).uses("RW delete"),
     STREAM.row("xtrim", -4, flag::WRITE,
         "key <MAXLEN|MINID> [=|~] threshold [LIMIT count]", Once(read_only),
-        "Not supported: durability.keep_log limits the size of the log.").uses("RW delete")
+        "Not supported: the stream is the log, whose size is \
+         limited by durability.keep_log.").uses("RW delete")
         .tips(&["nondeterministic_output"]),
     STREAM.row("xsetid", -3, flag::WRITE | flag::DENYOOM | flag::FAST,
         "key last-id [ENTRIESADDED entries-added] [MAXDELETEDID max-deleted-id]", Once(read_only),
         NOT_WRITABLE),
 ];
 
-const NOT_WRITABLE: &str = "Not supported: tm:changes is the log, and clients cannot write to it.";
+const NOT_WRITABLE: &str = "Not supported: the stream tm:changes is the log, which clients cannot \
+                            write to.";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {

@@ -24,11 +24,11 @@ use tokio::time::Instant;
 pub(crate) const XREAD: &[Command] = &[
     STREAM.row("xread", -4, flag::READONLY,
         "[COUNT count] [BLOCK milliseconds] STREAMS key [key ...] id [id ...]", Once(xread),
-        "Returns the entries after an id, in order, or nil: of all spaces from tm:changes, of one \
-         from tm:changes:NAME. Returns at most 10000 entries per stream, also without COUNT. \
-         Fails with PARTED if the id is not in the history of this server, and with TRIMMED if \
-         the log no longer has it. 0-0 is the beginning of the history. Returns only entries that \
-         are synced to disk.")
+        "Returns the entries after an id in log order, or nil if there are none. The stream \
+         tm:changes contains the changes of all spaces, and tm:changes:NAME those of one space. \
+         Returns at most 10000 entries per stream, even without COUNT. Fails with PARTED if the id \
+         is not part of this server's history, and with TRIMMED if the log no longer contains it. \
+         Id 0-0 is the beginning of the history. Returns only entries that are synced to disk.")
         .keys(KeyArgs::Streams(1))
         .cost(READ_COST),
 ];
@@ -38,9 +38,10 @@ pub(crate) const XREADGROUP: &[Command] = &[
     STREAM.row("xreadgroup", -7, flag::WRITE,
         "GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS key [key ...] id \
          [id ...]", Once(xread),
-        "With `>` returns entries that no consumer of the group has received; they are pending \
-         until XACK, unless NOACK is given. With an id returns the consumer's pending entries \
-         after it. A restart or failover delivers all pending entries again.")
+        "With the id `>`, returns entries that no consumer of the group has received. They are \
+         pending until XACK, unless NOACK is given. With any other id, returns the consumer's \
+         pending entries after that id. After a restart or failover, all pending entries are \
+         delivered again.")
         .keys(KeyArgs::Streams(4))
         .cost(READ_COST),
 ];
