@@ -133,7 +133,7 @@ pub struct Flags {
     pub tables: u64,
     /// Memory of the tables, in bytes.
     pub bytes: f64,
-    /// Number of pairs in the ledger over the whole retention; `None` without a ledger.
+    /// Number of pairs in the ledger over the whole retention, or `None` without a ledger.
     pub ledger_pairs: Option<f64>,
 }
 

@@ -177,7 +177,8 @@ fn best_by_sum(fields: &[Distribution], rows: f64) -> Vec<Option<(f64, Vec<u8>)>
 }
 
 impl Space {
-    /// Recommends widths from a sample of about a million rows; `None` if there are no rows.
+    /// Recommends widths from a sample of about a million rows. Returns `None` if there are no
+    /// rows.
     pub fn advise(&self) -> Option<Advice> {
         let Ok(advice) = self.advise_with(0, |_, _| Ok::<_, std::convert::Infallible>(()));
         advice

@@ -274,7 +274,7 @@ impl Read<'_> {
         })
     }
 
-    /// Starts the search for `id`; `None` if the fast path does not apply.
+    /// Starts the search for `id`. Returns `None` if the fast path does not apply.
     #[inline(always)]
     fn way(&self, id: u64) -> Option<Probe<'_>> {
         let entry = self.tables.find(id)?;

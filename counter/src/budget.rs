@@ -20,7 +20,7 @@ pub(crate) struct Budget {
     refused: AtomicU64,
 }
 
-/// Reserved bytes of a budget, released on drop.
+/// Bytes reserved from a budget. The destructor releases them.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<Budget>,

@@ -39,7 +39,7 @@ pub struct Spill {
     pub last: u64,
     /// Values per row.
     pub width: usize,
-    /// Lowest id that [`Space::next_ids`] has not returned yet; `None` at the end.
+    /// Lowest id that [`Space::next_ids`] has not returned yet, or `None` at the end.
     next: Option<u64>,
     /// Last epoch whose tombstones this spill applies.
     epoch: u64,

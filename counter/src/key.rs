@@ -116,7 +116,7 @@ impl Keys {
         reduce(mix(remainder ^ self.seed, M3, M4), self.buckets)
     }
 
-    /// Returns the home of an id; `None` if the id is outside the range.
+    /// Returns the home of an id, or `None` if the id is outside the range.
     #[inline(always)]
     pub(crate) fn home(&self, id: u64) -> Option<Home> {
         if id < self.base || id > self.last {

@@ -65,7 +65,7 @@ pub(crate) struct Layout {
     /// Number of tag bits that are stored in the tail, and a mask of that many ones.
     pub(crate) tag_rest_bits: u32,
     pub(crate) tag_rest_mask: u64,
-    /// Fields by position; `None` for a dropped field, or a field that is newer than this table.
+    /// Fields by position. A dropped field, or a field newer than this table, is `None`.
     pub(crate) fields: Vec<Option<Inline>>,
     /// Bitmap of the positions that are `Some` in `fields`.
     pub(crate) inline_fields: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Layout {
     pub(crate) byte_lines: usize,
     /// Bitmap of the tag bytes in each of these lines, one bit per byte.
     pub(crate) lanes: [u64; WIDE_WORDS / 8],
-    /// Extraction plan for all fields; `None` if a tail exceeds 64 bits.
+    /// Extraction plan for all fields, or `None` if a tail exceeds 64 bits.
     pub(crate) packed: Option<Packed>,
 }
 

@@ -80,7 +80,7 @@ impl Options {
 pub(crate) struct OutlierRow {
     /// Values by position; may be shorter or longer than the current schema.
     pub(crate) values: Box<[i64]>,
-    /// Number of writes, for opening the first range of the frontier.
+    /// Number of writes, which determines when the first range of the frontier is created.
     pub(crate) writes: u32,
     /// Reservation of the row, moved to the next version on a write. Only the current version is
     /// accounted. An older version is kept as long as a reader uses it.
@@ -157,7 +157,7 @@ pub struct Space {
     seed: u64,
     /// Number of tables created so far. The number determines the seed of the next table.
     tables_made: AtomicU64,
-    /// Held while a table is opened.
+    /// Held while a table is created.
     pub(crate) rolling: Mutex<()>,
     /// Rewrite in progress. Held during background work.
     pub(crate) rewriting: Mutex<Option<Rewrite>>,

@@ -161,7 +161,7 @@ impl Space {
         self.outlier_rows() * OutlierRow::bytes(0)
     }
 
-    /// Number, lowest and highest id of the outliers; `None` if there are none.
+    /// Number, lowest and highest id of the outliers, or `None` if there are none.
     pub fn outlier_range(&self) -> Option<OutlierRange> {
         let mut range: Option<OutlierRange> = None;
         self.outliers.for_each(|id, _| {
@@ -173,7 +173,7 @@ impl Space {
         range
     }
 
-    /// Highest id of normal traffic; `None` before the first range opens.
+    /// Highest id of normal traffic, or `None` before the first range is created.
     pub fn frontier(&self) -> Option<u64> {
         self.frontier.high()
     }

@@ -66,7 +66,7 @@ pub(crate) struct Table {
     deleted: AtomicU64,
     deleted_at_sample: AtomicU64,
     /// Highest inserted id, and the number of insertions that raised it. When a table is full, the
-    /// space opens the next one if ids arrive in order. Otherwise the table must grow.
+    /// space creates the next table if ids arrive in order. Otherwise the table must grow.
     high: AtomicU64,
     ascending_inserts: AtomicU64,
     /// Number of rows at the last [`Table::review`], plus one.
@@ -342,7 +342,7 @@ impl Table {
         f64::from(self.main().bucket(bucket).head().marks()) / f64::from(OVERFLOW_MARKS)
     }
 
-    /// Returns the home of `id`; `None` if the id is outside the span.
+    /// Returns the home of `id`, or `None` if the id is outside the span.
     #[inline(always)]
     pub(crate) fn home(&self, id: u64) -> Option<Home> {
         self.main().keys.home(id)

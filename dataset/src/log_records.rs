@@ -218,7 +218,7 @@ impl RowsWriter {
         RowsWriter { out, ids: AscendingIds(None), rows: 0 }
     }
 
-    /// Appends a row; `None` if the row does not exist.
+    /// Appends a row. Pass `None` for a row that does not exist.
     ///
     /// # Panics
     ///
@@ -419,8 +419,8 @@ fn take_ids(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
     Ok(ids)
 }
 
-/// Encodes dropped ids as a chunk of a ledger's snapshot file. `drops` is sorted by id; each id has
-/// the identity of the newest run that may still have pairs of it.
+/// Encodes drop records as a chunk of a ledger's snapshot file. `drops` is sorted by id. Each entry
+/// contains the identity of the newest run that may still have pairs of the id.
 pub(crate) fn encode_drops(drops: &[(u64, u64)]) -> Vec<u8> {
     let mut out = vec![0];
     put_ids(&mut out, drops.iter().copied());
@@ -452,7 +452,7 @@ pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> 
 /// A row in a commit. Rows of a space may differ in width if the schema changes during the commit.
 struct CommitRow {
     space: u32,
-    /// Index of its first value.
+    /// Index of the row's first value.
     at: u32,
     id: u64,
     fields: u32,

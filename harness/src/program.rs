@@ -399,7 +399,8 @@ pub fn cannot(why: &str) {
     crate::cannot(why);
 }
 
-/// A small file system in memory, unmounted on drop. Mounting needs root, or a user namespace.
+/// A small file system in memory. The destructor unmounts it. Mounting needs root, or a user
+/// namespace.
 pub struct SmallDisk {
     folder: tempfile::TempDir,
     /// Path that is valid inside and outside the namespace.
@@ -442,7 +443,7 @@ impl Drop for Namespace {
 }
 
 impl SmallDisk {
-    /// Mounts a file system of `mib` MiB; `None` without permission.
+    /// Mounts a file system of `mib` MiB. Returns `None` if the user may not mount file systems.
     pub fn mount(mib: u32) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
         let size = format!("size={mib}m");

@@ -24,7 +24,8 @@ pub struct PendingLookup {
     member: OwnedMember,
     hash: u64,
     range: Arc<Range>,
-    /// Largest run identity that a drop of the id applies to. The lookup skips these runs.
+    /// Largest run identity to which the id's drop record applies. The lookup skips the runs up to
+    /// this identity.
     dropped_up_to: u64,
     /// Current run, and the block to read in it.
     run: usize,

@@ -199,7 +199,7 @@ pub struct RunWriter {
     firsts: FirstPairs,
     before: Pairs,
     counts: PairCounts,
-    /// Hashes of all pairs; `None` for a run without a filter.
+    /// Hashes of all pairs, or `None` for a run without a filter.
     hashes: Option<Vec<u64>>,
 }
 

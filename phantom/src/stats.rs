@@ -32,7 +32,7 @@ pub struct TableStats {
     pub roll_at: u64,
     /// Pairs in the first filter divided by its capacity.
     pub fill: f64,
-    /// Share of set bits in the first filter, 0 to 1. `None` if the bits were not counted.
+    /// Share of set bits in the first filter, from 0 to 1, or `None` if the bits were not counted.
     pub bits_set: Option<f64>,
     /// Whether the filters are on disk. Their bits and their error rate are not measured.
     pub is_cold: bool,
@@ -71,9 +71,9 @@ pub struct Layout {
 pub struct RingProgress {
     /// Number of changes of the ring.
     pub changes: u64,
-    /// Position and size of each table, oldest first. `None` if the ring is unchanged.
+    /// Position and size of each table, oldest first, or `None` if the ring is unchanged.
     pub layout: Option<Vec<Layout>>,
-    /// Id ranges whose pairs go to tables, lowest first. Empty before the first range opens.
+    /// Id ranges whose pairs go to tables, lowest first. Empty until the first range is created.
     pub ranges: Vec<Range>,
 }
 

@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(filter_pool.size_bytes(), 0);
     }
 
-    /// A writer that opens a table does not wait until a running step has finished.
+    /// A writer that needs a table does not wait until a running step has finished.
     #[test]
     fn a_table_is_retired_while_a_step_is_made() {
         let filter_pool = TablePool::default();

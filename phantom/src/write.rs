@@ -62,7 +62,7 @@ impl Space {
     }
 
     /// Replays a write from the log. The call is idempotent and independent of the order of
-    /// rollovers. Limits do not apply. The ring opens no table and the frontier does not move,
+    /// rollovers. Limits do not apply. The ring creates no table and the frontier does not move,
     /// because [`Space::put_layout`] and [`Space::put_frontier`] replay these changes.
     pub fn put(&self, pair: &Pair, set: bool) -> Result<(), Error> {
         self.change(pair, set, true, || Ok::<(), Error>(())).map(|_| ())

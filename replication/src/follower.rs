@@ -117,7 +117,7 @@ pub struct Follower {
     /// End of the master's log, as last reported by the master.
     master_end: u64,
     fetched_bytes: u64,
-    /// Final end of the master's log. `None` unless the master has stepped down.
+    /// Final end of the log of a master that has stepped down, otherwise `None`.
     master_final_end: Option<u64>,
 }
 

@@ -315,8 +315,8 @@ pub struct IntRow<'a> {
     /// Encoded null, and the length of that encoding.
     null: (&'static [u8; 5], usize),
     width: usize,
-    /// Encoded header of a row, in the format of [`SMALL`]; `None` if the header does not fit into
-    /// that format.
+    /// Encoded header of a row, in the format of [`SMALL`], or `None` if the header does not fit
+    /// into that format.
     head: Option<u64>,
     /// Whether all integers are in 0..2^19.
     small: bool,

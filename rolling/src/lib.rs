@@ -2,8 +2,8 @@
 //!
 //! A *space* is divided into *tables* by ranges of ids. New ids are usually larger than old ones,
 //! so the newest table receives most new ids. When it is full, a *rollover* closes it at a boundary
-//! and opens an empty table above it. If a second service uses much larger ids, each service has an
-//! *open* table of its own, and both are replaced when they are full.
+//! and creates an empty table above it. If a second service uses much larger ids, each service has
+//! an *open* table of its own, and both are replaced when they are full.
 //!
 //! ```text
 //!   below the horizon |  table 0       table 1       table 2 (newest, open-ended)

@@ -303,7 +303,7 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Closes the table that starts at `low` at a boundary, and opens `next` for the rest of its
+    /// Closes the table that starts at `low` at a boundary, and adds `next` for the rest of its
     /// range. Returns the boundary.
     ///
     /// `boundary` runs while writers are excluded. It must return an id above every id in the table
@@ -633,7 +633,7 @@ mod tests {
         }
     }
 
-    /// Two writers increment keys while the ring opens, splits, joins and drains tables (R2, R3).
+    /// Two writers increment keys while the ring creates, splits, joins and drains tables (R2, R3).
     #[test]
     fn no_increment_is_lost_while_the_ring_changes() {
         const KEYS: u64 = 512;

@@ -23,7 +23,7 @@ const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval at which a node checks whether it is fenced.
 const FENCE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
-/// Error code of a node that is still loading.
+/// Error code that a node returns while it loads its data.
 const LOADING: &str = "LOADING";
 
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {

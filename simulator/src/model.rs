@@ -29,8 +29,8 @@ pub(crate) enum Key {
 /// Names of a post's flags, indexed by [`Flag`].
 pub(crate) const FLAGS: [&str; 4] = ["like", "repost", "read", "seen"];
 
-/// Index of a flag. The first three flags belong to actions, whose counters equal the number of
-/// members.
+/// Identifies a flag by its index in [`FLAGS`]. The first three flags belong to actions, whose
+/// counters equal the number of members.
 pub(crate) type Flag = usize;
 pub(crate) const LIKE: Flag = 0;
 pub(crate) const REPOST: Flag = 1;

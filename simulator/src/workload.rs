@@ -12,8 +12,8 @@ const NEW_POSTS_PER_COMMAND: u64 = 60;
 /// First id of each range. In every run, a few posts have ids in the second range.
 const RANGES: [u64; 3] = [0, 1 << 40, 1 << 50];
 const FAR_RANGE_START: u64 = RANGES[1];
-/// Number of ids at the start of a range that new posts do not use. An id below the post that opens
-/// a range is an outlier in the gap before the range.
+/// Number of ids at the start of a range that new posts do not use. An id below the first post of
+/// the range is in the gap before the range and is stored as an outlier.
 const GAP: u64 = 400;
 /// Maximum number of increments with a token that are stored for resending.
 const MAX_RESENT_INCREMENTS: usize = 40;

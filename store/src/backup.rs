@@ -176,7 +176,7 @@ impl Backup {
         Ok(Backup { lineage, from, from_ms, position, time_ms, made_ms, files })
     }
 
-    /// Reads the description from a folder; `None` if the folder is not a backup.
+    /// Reads the description from a folder. Returns `None` if the folder is not a backup.
     pub fn read(disk: &dyn Disk) -> Result<Option<Backup>> {
         let path = disk.path(BACKUP);
         let bytes = match read_whole(disk, BACKUP, LIMIT_BYTES) {

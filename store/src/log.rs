@@ -134,7 +134,7 @@ pub struct Log {
     options: LogOptions,
     lineage: Lineage,
     term: u64,
-    /// Newest segment; `None` after a failure until the next segment exists.
+    /// Newest segment, or `None` after a failure until the next segment exists.
     file: Option<Box<dyn DiskFile>>,
     head: SegmentHead,
     written: Position,

@@ -31,7 +31,7 @@ use crate::segment::{MAX_NUMBER, SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 pub struct ReplicaLog {
     disk: Arc<dyn Disk>,
     lineage: Lineage,
-    /// Newest segment; `None` before the first segment arrives.
+    /// Newest segment, or `None` before the first segment arrives.
     newest: Option<(SegmentHead, Box<dyn DiskFile>)>,
     written: Position,
     durable: Position,

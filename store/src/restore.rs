@@ -152,8 +152,8 @@ fn of_backup(backup: &Backup, disk: &Arc<dyn Disk>) -> Result<Vec<SourceSegment>
     Ok(segments)
 }
 
-/// Appends the archived segments after the backup's end. Returns the number of a newer segment that
-/// is not connected to them, if any.
+/// Appends the archived segments after the backup's end. Returns the segment number of a newer
+/// segment that does not continue them, if any.
 fn extend(
     segments: &mut Vec<SourceSegment>,
     backup: &Backup,

@@ -64,9 +64,9 @@ pub struct SegmentHead {
     pub void: bool,
     /// Lineage of the log.
     pub lineage: Lineage,
-    /// Number of this segment.
+    /// Segment number of this segment.
     pub segment: u64,
-    /// Number of the segment that this one continues; 0 for none.
+    /// Segment number of the predecessor; 0 if there is no predecessor.
     pub previous: u64,
     /// Offset of the first batch in the lineage.
     pub base: u64,
@@ -156,7 +156,7 @@ impl SegmentHead {
         self.base + (byte - SEGMENT_HEAD_BYTES)
     }
 
-    /// Returns the byte in the file for a lineage offset; `None` if the offset is before this
+    /// Returns the byte in the file for a lineage offset, or `None` if the offset is before this
     /// segment.
     pub fn byte_of(&self, offset: u64) -> Option<u64> {
         offset.checked_sub(self.base)?.checked_add(SEGMENT_HEAD_BYTES)

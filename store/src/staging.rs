@@ -281,8 +281,8 @@ impl Staging {
         Ok(VerifiedFile::Whole)
     }
 
-    /// Returns the contents of the first small snapshot file with a tag that matches `is`; `None`
-    /// until it is fetched.
+    /// Returns the contents of the first small snapshot file with a tag that matches `is`, or
+    /// `None` until it is fetched.
     pub fn small(&self, is: impl Fn(&Tag) -> bool) -> Result<Option<Vec<u8>>> {
         let mut files =
             self.manifest.files.iter().filter(|f| f.role == Role::Snapshot && is(&f.tag));
@@ -430,7 +430,7 @@ pub(crate) fn pending(main: &dyn Disk) -> Result<Option<Adopted<'_>>> {
 }
 
 impl Adopted<'_> {
-    /// Returns the current name of a file of the view; `None` if the view has no such file.
+    /// Returns the current name of a file of the view, or `None` if the view has no such file.
     fn name_now(&self, name: &str) -> Option<String> {
         if name == MANIFEST {
             return Some(if self.is_now { NOW } else { NEXT }.to_owned());

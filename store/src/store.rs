@@ -436,7 +436,7 @@ impl Store {
         self.manifest().files.iter().filter(|f| f.role == Role::Cold).cloned().collect()
     }
 
-    /// Allocates the number of a new snapshot and protects the snapshot's files from removal.
+    /// Allocates a snapshot number and protects the snapshot's files from removal.
     pub(crate) fn number_snapshot(&self) -> u64 {
         let mut building = self.building.lock();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
@@ -637,13 +637,13 @@ impl Store {
         }
     }
 
-    /// Returns the number of the oldest segment on disk.
+    /// Returns the segment number of the oldest segment on disk.
     pub fn oldest_segment(&self) -> Result<Option<u64>> {
         Ok(segment_numbers(&*self.disk)?.first().copied())
     }
 
-    /// Follows the log back from `limit` to the first segment of the lineage; `None` if that
-    /// segment is missing.
+    /// Follows the log back from `limit` to the first segment of the lineage. Returns `None` if
+    /// that segment is missing.
     ///
     /// The oldest file may be a different segment, because an interrupted creation of the first
     /// segment leaves a file that no segment continues.

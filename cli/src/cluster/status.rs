@@ -20,7 +20,7 @@ struct NodeStatus {
     replication: String,
     /// For a master: the error returned to writes; empty while it accepts them.
     refusal: String,
-    /// `None` if the user lacks permission to read the definitions.
+    /// Schema, or `None` if the user lacks permission to read the definitions.
     schema: Option<Schema>,
 }
 

@@ -391,7 +391,7 @@ fn full_space_takes_its_outliers_in() {
     assert!((0..1100).all(|i| space.exists(outlier(i)).unwrap()));
 }
 
-/// A space opens its first range for any `max_outliers` and any number of posts. Ids far from the
+/// A space creates its first range for any `max_outliers` and any number of posts. Ids far from the
 /// posts do not make writes fail.
 #[test]
 fn a_space_begins_however_few_rows_may_be_aside() {

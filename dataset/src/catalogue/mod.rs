@@ -51,7 +51,7 @@ pub struct Catalogue {
 /// Counter space in the catalogue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CounterEntry {
-    /// Number of the space in records; never reused.
+    /// Space number in log records. Numbers are never reused.
     pub number: u32,
     /// Options of the space. `fields` includes dropped fields, which are marked.
     pub made: Counter,
@@ -62,7 +62,7 @@ pub struct CounterEntry {
 /// Existence space in the catalogue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExistenceEntry {
-    /// Number of the space in records; never reused.
+    /// Space number in log records. Numbers are never reused.
     pub number: u32,
     /// Options of the space. The seed is secret.
     pub made: Existence,

@@ -36,7 +36,7 @@ impl Damaged {
     }
 }
 
-/// Returns the file name and the offset of the damage that an error reports; `None` for other
+/// Returns the file name and the offset of the damage that an error reports, or `None` for other
 /// errors.
 pub(crate) fn damage_location(error: &store::Error) -> Option<(String, u64)> {
     match error {

@@ -23,7 +23,7 @@ struct Notes {
 }
 
 thread_local! {
-    /// Missing rows of the current page; `None` if missing rows are not recorded.
+    /// Missing rows of the current page, or `None` if missing rows are not recorded.
     static MISSING_READS: RefCell<Option<Notes>> = const { RefCell::new(None) };
 }
 

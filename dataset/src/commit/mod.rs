@@ -123,7 +123,7 @@ impl Durability {
         &self.committer
     }
 
-    /// Returns the error for writes while they must be refused; `None` while they are accepted.
+    /// Returns the error for writes while they must be refused, or `None` while they are accepted.
     #[inline]
     pub fn refusal(&self) -> Option<String> {
         match self.committer.health() {

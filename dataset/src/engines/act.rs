@@ -22,7 +22,7 @@ struct ChangedCounter<'a> {
     space: &'a CounterSpace,
     id: u64,
     field: usize,
-    /// Previous value; `None` if there was no row.
+    /// Previous value, or `None` if there was no row.
     before: Option<i64>,
 }
 

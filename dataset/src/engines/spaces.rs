@@ -265,8 +265,8 @@ impl ExistenceSpace {
         f64::from_bits(self.pair_rate.rate.load(Relaxed))
     }
 
-    /// Seconds until the oldest table is recycled at the current rate. `None` if there are no new
-    /// pairs, or if the space spills.
+    /// Returns the number of seconds until the oldest table is recycled at the current rate.
+    /// Returns `None` if there are no new pairs or the space spills.
     pub fn recycled_in_s(&self) -> Option<f64> {
         let rate = self.pairs_per_s();
         (rate > 1e-6 && !self.space.spills())

@@ -32,8 +32,9 @@ fn stripe_of(id: u64) -> u64 {
     id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
-/// Guard of a write to an existence space. On drop it marks the catalogue if the write opened a
-/// table or moved outliers. Even a refused write may open a table or move outliers.
+/// Guard of a write to an existence space. When dropped, it marks the catalogue as changed if the
+/// write created a table or moved outliers (ids far above all tables). Even a refused write may
+/// create a table or move outliers.
 pub(super) struct PairGuard<'a> {
     turn: WriteGuard<'a, Mark>,
     space: &'a phantom::Space,

@@ -35,7 +35,7 @@ pub struct Pattern {
     prefix: Box<[u8]>,
     /// Text after the id, and before the field if there is one.
     middle: Box<[u8]>,
-    /// Text after the field; `None` if the pattern has no field.
+    /// Text after the field, or `None` if the pattern has no field.
     end: Option<Box<[u8]>>,
     /// Whether ids may have leading zeros; see [`Pattern::padded`].
     padded: bool,

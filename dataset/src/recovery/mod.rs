@@ -57,7 +57,7 @@ pub enum RecoverError {
     Newer {
         /// Path of the folder.
         folder: std::path::PathBuf,
-        /// Number of the unknown record kind.
+        /// Unknown record kind.
         kind: u32,
     },
     /// The folder cannot be created.

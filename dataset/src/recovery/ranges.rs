@@ -18,7 +18,7 @@ const MEMBER: u64 = 7;
 const LOWER: u64 = 1000;
 const UPPER: u64 = 1 << 50;
 
-/// Returns options for a space with small tables, whose second range opens after few ids.
+/// Returns options for a space with small tables, whose second range is created after a few ids.
 fn options(ledger: LedgerMode) -> Options {
     let mut options = Options::default();
     let seen = Existence {

@@ -156,8 +156,8 @@ impl SpillContext<'_> {
         Ok(true)
     }
 
-    /// Spills or merges the most urgent table. Returns whether there was any work; `None` if memory
-    /// is short and nothing can free it.
+    /// Spills or merges the most urgent table. Returns whether there was any work, or `None` if
+    /// memory is short and nothing can free it.
     pub(crate) fn do_urgent_pair_work(
         &self,
         space: &ExistenceSpace,
@@ -172,7 +172,7 @@ impl SpillContext<'_> {
         }
         let (late, most) = space.late();
         if late > most / 2 {
-            // `None` if all late pairs belong to quarantined tables.
+            // `most_late` returns `None` if all late pairs belong to quarantined tables.
             let Some((low, _)) = most_late(space) else { return Ok(None) };
             let rate = if space.is_crowded() { 0 } else { rate };
             return Ok(Some(self.spill_pairs(space, low, rate)?.is_some()));
@@ -222,7 +222,7 @@ pub(crate) fn merge_late(
     most_late(space).map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
-/// Performs the most urgent work of a space. Returns whether there was work; `None` if memory is
+/// Performs the most urgent work of a space. Returns whether there was work, or `None` if memory is
 /// short and nothing can free it.
 pub(super) fn do_urgent_work(
     live: &Live<'_>,

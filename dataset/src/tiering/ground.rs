@@ -182,7 +182,7 @@ pub(super) fn is_short(space: &CounterSpace, limit: u64) -> bool {
     used > limit - space.spare(limit)
 }
 
-/// Lowest id of the table to spill; `None` if memory is not short. The newest table stays in
+/// Lowest id of the table to spill, or `None` if memory is not short. The newest table stays in
 /// memory.
 pub(super) fn to_spill(space: &ExistenceSpace) -> Option<u64> {
     let oldest = || space.oldest_in_memory().map(|(low, _)| low);

@@ -344,7 +344,7 @@ fn read_file(security: &Security) -> Result<Users, String> {
 
 /// Permissions of a connection.
 pub struct Access {
-    /// User of the connection; `None` before authentication.
+    /// User of the connection, or `None` before authentication.
     pub user: Option<Arc<User>>,
     /// Whether the user has all permissions, so that no checks are needed.
     pub free: bool,

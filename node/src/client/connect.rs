@@ -260,7 +260,7 @@ pub fn too_long(most: usize) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, why)
 }
 
-/// Decodes the next reply and its length; `None` if it is incomplete.
+/// Decodes the next reply and its length. Returns `None` if the reply is incomplete.
 pub fn read_reply(bytes: &[u8]) -> io::Result<Option<(OwnedFrame, usize)>> {
     decode(bytes).map_err(|e| {
         io::Error::new(

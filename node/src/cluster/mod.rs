@@ -45,7 +45,7 @@ impl From<ClusterError> for Refusal {
 /// Lease that a HEARTBEAT has granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Number of the election that granted the lease.
+    /// Election number under which the lease was granted.
     pub election: u64,
     /// Duration of the lease after each HEARTBEAT, in milliseconds.
     pub ms: u64,
@@ -97,7 +97,7 @@ impl Cluster {
         self.now.load_full()
     }
 
-    /// Returns the lease; `None` before the first HEARTBEAT.
+    /// Returns the lease, or `None` before the first HEARTBEAT.
     pub fn lease(&self) -> Option<Lease> {
         *self.lease.lock()
     }

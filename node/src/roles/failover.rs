@@ -45,7 +45,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Retry interval while the disk fails.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Error code of a replica that rejects this and all earlier requests to take over.
+/// Error code by which a replica rejects this and all earlier takeover requests.
 pub const NO: &str = "NOFAILOVER";
 /// Error codes of replicas that may accept a retry.
 const RETRYABLE_ERRORS: [&str; 2] = ["LOADING", "NOMASTERLINK"];

@@ -85,7 +85,7 @@ pub(crate) struct Table {
     /// Number of pairs at which the table closes.
     roll_at: AtomicU64,
     pub(crate) canaries: Mutex<FpEstimator>,
-    /// Index of the first filter that may have room; all earlier filters are full.
+    /// Index of the first filter that may have free space. All filters before it are full.
     filling: AtomicUsize,
     /// Number of changes that did not alter the number of pairs.
     touched: AtomicU64,
@@ -206,7 +206,7 @@ impl Table {
         self.touched.fetch_add(1, Relaxed);
     }
 
-    /// Version number of the table. Every change raises the version.
+    /// Returns the table's version. Every change increments the version.
     pub(crate) fn version(&self) -> u64 {
         self.pairs() + self.touched.load(Relaxed)
     }

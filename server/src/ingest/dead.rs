@@ -22,7 +22,7 @@ pub(super) struct DeadLetterFile {
 pub(super) struct DeadLetter<'a> {
     pub(super) partition: u32,
     pub(super) message: u128,
-    /// Index of the event within the message, from 0.
+    /// Zero-based index of the event within the message.
     pub(super) event: u64,
     pub(super) why: &'a str,
     pub(super) payload: &'a [u8],

@@ -40,7 +40,7 @@ pub(super) struct Reader {
     consumer: Consumer<pull::Config>,
     /// Consumer sequence of the last delivered message.
     delivered: u64,
-    /// Stream sequence and hash of the last applied message. `None` once the first message has
+    /// Stream sequence and hash of the last applied message, or `None` once the first message has
     /// arrived.
     last: Option<(u64, u64)>,
     /// Whether the last message read was the last one of the stream.

@@ -109,7 +109,7 @@ enum Wait {
     Rows(ColdReads),
 }
 
-/// Returns the reason why the request must wait before it can run. `None` if the request can run
+/// Returns the reason why the request must wait before it can run, or `None` if the request can run
 /// now.
 #[inline(always)]
 fn waits(

@@ -48,11 +48,11 @@
 //! contains the code of the writers, `commit_loop.rs` the code of the commit thread, and
 //! `committer.rs` the state that they share.
 //!
-//! A ticket is the number of a round, so a writer only loads this number and need not increment a
-//! counter. The commit thread first increments the round, then reads the dirty bits. A writer sets
-//! its stripe's dirty bit, then loads the round. If the writer loads round n, its bit was set
-//! before the commit thread read the bits, so its keys are in round n. All these operations are
-//! sequentially consistent.
+//! A ticket is the sequence number of a commit round, so a writer only loads this number and need
+//! not increment a counter. The commit thread first increments the round, then reads the dirty
+//! bits. A writer sets its stripe's dirty bit, then loads the round. If the writer loads round n,
+//! its bit was set before the commit thread read the bits, so its keys are in round n. All these
+//! operations are sequentially consistent.
 
 mod commit_loop;
 mod committer;

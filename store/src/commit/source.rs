@@ -7,7 +7,7 @@ use crate::log::Position;
 use crate::record::Batch;
 use crate::time;
 
-/// Number of a commit round. Changes marked in the round are safe when
+/// Sequence number of a commit round. Changes marked in the round are durable once
 /// [`Committer::durable`](super::Committer::durable) has reached it.
 pub type Ticket = u64;
 

@@ -50,7 +50,8 @@ struct World {
     random: fastrand::Rng,
     now_ms: u64,
     history: Vec<Change>,
-    /// Pending replies of writers: number of the change, from 1, and the ticket to wait for.
+    /// Pending replies of writers: sequence number of the change, starting at 1, and the ticket to
+    /// wait for.
     waiting: Vec<(usize, Ticket)>,
     /// Pending replies of readers: key, last visible change, and the round to wait for.
     reading: Vec<(usize, usize, Ticket)>,

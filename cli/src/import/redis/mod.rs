@@ -78,13 +78,13 @@ struct CopySummary {
 #[derive(Default)]
 struct SourceProgress {
     place: ScanPosition,
-    /// Scan positions whose keys were sent to the server, each with the number of the last key
-    /// before the position.
+    /// Scan positions whose keys were sent to the server, each with the sequence number of the last
+    /// key before the position.
     sent: VecDeque<(u64, ScanPosition)>,
     /// Acknowledged scan positions, each with the time of the acknowledgement.
     settling: VecDeque<(Instant, ScanPosition)>,
-    /// Batches of changed keys, each with the number of its last key and the time of its first
-    /// change.
+    /// Batches of changed keys, each with the sequence number of its last key and the time of its
+    /// first change.
     following: VecDeque<(u64, Instant)>,
     /// Number of acknowledged batches of changed keys.
     acknowledged: Arc<AtomicU64>,

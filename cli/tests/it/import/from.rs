@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A redis-server without persistence; killed on drop.
+/// A redis-server without persistence. The destructor kills it.
 pub(super) struct Redis {
     child: Child,
     pub(super) port: u16,

@@ -52,7 +52,7 @@ fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedF
     })
 }
 
-/// Begins to stop the server. Returns the pending reply to SHUTDOWN; `None` if the server is
+/// Begins to stop the server. Returns the pending reply to SHUTDOWN, or `None` if the server is
 /// stopped by a signal.
 fn begin_stop(program: &Program, how: &str) -> Option<std::thread::JoinHandle<Option<OwnedFrame>>> {
     if how == "SIGTERM" {
@@ -70,7 +70,7 @@ struct StoppingMaster {
     replica: Program,
     /// Blocks the data from the master to the replica.
     gate: Arc<AtomicBool>,
-    /// Reply to SHUTDOWN; `None` for a signal.
+    /// Reply to SHUTDOWN, or `None` for a signal.
     asked: Option<std::thread::JoinHandle<Option<OwnedFrame>>>,
     /// Reply to a write that was sent after the shutdown began.
     paused: std::thread::JoinHandle<Option<OwnedFrame>>,
