@@ -7,7 +7,8 @@ use dataset::options::units::Unit;
 use node::config::Durability;
 use std::fmt::Write;
 
-/// Bytes per outlier: one word of the aux dictionary at its typical load factor.
+/// Bytes per outlier (an id far above all others): one word of the aux dictionary at its typical
+/// load factor.
 const OUTLIER_BYTES: f64 = 10.5;
 /// Average load factor of a table of flags. Tables close early to leave room for late flags.
 const FILL: f64 = 0.91;

@@ -207,8 +207,8 @@ impl Space {
                 });
             }
         }
-        // Read all outliers instead of a sample. In a new space all rows are outliers; other spaces
-        // have few outliers.
+        // Read all outliers (ids far above all others) instead of a sample. In a new space all rows
+        // are outliers; other spaces have few outliers.
         let mut waiting = Vec::new();
         self.outliers.for_each(|id, row| {
             waiting.push(id);

@@ -87,8 +87,8 @@ pub(crate) struct TagMatch {
 }
 
 impl TagMatch {
-    /// Returns whether no slot has the first byte. If so, the row is absent, even if a write was in
-    /// progress.
+    /// Returns true if the first byte matches no slot. In this case the row is absent, even if a
+    /// write was in progress.
     #[inline(always)]
     pub(crate) fn is_empty(self) -> bool {
         self.matches.is_empty()

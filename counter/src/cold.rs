@@ -59,7 +59,7 @@ impl Space {
         self.cold_end.fetch_max(end, SeqCst);
         if let Some((first, last)) = newest {
             // The newest cold ids may have no table in memory, yet a write to them must not count
-            // as an outlier.
+            // as a write to an outlier (an id far above all others).
             self.frontier.adopt(last, (last - first) / 4);
         }
     }

@@ -118,7 +118,8 @@ impl Packed {
         self.is_whole(rest)
     }
 
-    /// Returns whether no field of the tail is escaped. Bits above the tail do not matter.
+    /// Returns true if all fields of the tail are stored without an escape code. Bits above the
+    /// tail do not matter.
     #[inline(always)]
     pub(crate) fn is_whole(&self, rest: u64) -> bool {
         // Add one to every field at once. Only a field of all ones carries into the bit above it,

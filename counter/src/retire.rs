@@ -89,7 +89,7 @@ impl Space {
     /// Removes the oldest table from the ring.
     fn recycle(&self) -> bool {
         // Opening a table above the newest must not race with this removal, because the newest
-        // table may be the only one left.
+        // table may be the only remaining table.
         let _rolling = self.rolling.lock();
         let oldest = self.ring.recycle();
         let slot = oldest.map(rolling::Entry::into_slot);
@@ -155,7 +155,8 @@ mod tests {
         assert!(!space.wants_maintenance());
     }
 
-    /// After a restart, the ids of a space with few rows are still outliers.
+    /// After a restart, all ids of a space with few rows are still outliers (stored outside the
+    /// tables).
     #[test]
     fn a_space_that_has_hardly_begun_takes_no_retired_ids() {
         let space = space(0);

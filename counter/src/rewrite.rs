@@ -1,5 +1,5 @@
-//! Background work, in small steps during reads and writes: moves outliers into tables, and
-//! rewrites tables that are
+//! Background work, in small steps during reads and writes: moves outliers (ids far above all
+//! others) into tables, and rewrites tables that are
 //! - *crowded*: more rows arrived than the table was sized for (a backfill, random ids). A crowded
 //!   table grows by a fifth, or is split if it would become too large, so memory per row stays near
 //!   that of a full table;

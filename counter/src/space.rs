@@ -1,4 +1,5 @@
-//! A counter space: a ring of tables, the outliers, the schema and a memory budget.
+//! A counter space: a ring of tables, the outliers (ids far above all tables), the schema and a
+//! memory budget.
 //!
 //! ```text
 //!   id --> outliers (ids far above all others)             exact, normally empty
@@ -53,9 +54,9 @@ pub struct Options {
     pub memory_limit_bytes: u64,
     /// Maximum distance of a new id above the highest existing id. Default: unlimited.
     pub max_ahead: Option<u64>,
-    /// Number of outliers at which they are moved into tables even if their ids are far apart. A
-    /// group of nearby outliers is moved into a table at a sixteenth of this number of rows or
-    /// writes, or at 4,096 if that is less. 0 counts as 1. Default 65,536.
+    /// Number of outliers at which the space moves outliers into tables even if their ids are far
+    /// apart. A group of nearby outliers is moved into a table at a sixteenth of this number of
+    /// rows or writes, or at 4,096 if that is less. 0 counts as 1. Default 65,536.
     pub max_outliers: usize,
     /// Key of the table hashes, so that clients cannot choose colliding ids. Kept in memory only.
     /// Default 0.
@@ -244,7 +245,7 @@ impl Space {
         self.shape.load().schema.index_of(name)
     }
 
-    /// Changes the schema immediately and returns the new one. Existing tables keep their layout
+    /// Changes the schema immediately and returns the new schema. Existing tables keep their layout
     /// until background work rewrites them; until then they store a new field in their aux
     /// dictionary.
     ///

@@ -34,8 +34,8 @@ pub struct TableStats {
     /// Maximum number of buckets that a lookup of an existing row reads. A row in the extend
     /// dictionary counts as one more than the maximum number of probes.
     pub probes_max: u64,
-    /// Share of misses that continue past a bucket. On average, a miss reads 1 / (1 - `overflow_probe_share`)
-    /// buckets.
+    /// Share of misses that continue past a bucket. On average, a miss reads 1 / (1 -
+    /// `overflow_probe_share`) buckets.
     pub overflow_probe_share: f64,
     /// Rows of the extend dictionary.
     pub extend_rows: u64,
@@ -81,7 +81,7 @@ pub struct RangeStats {
     pub open: bool,
 }
 
-/// Id range of the outliers.
+/// Id range of the outliers (ids far above all tables).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutlierRange {
     /// Lowest id.

@@ -1,5 +1,5 @@
-//! Writes. A stripe of the ring (or the outlier map) serialises the writes of one key; each write
-//! is atomic.
+//! Writes. A stripe of the ring (or the map of outliers, which are ids far above all tables)
+//! serialises the writes of one key; each write is atomic.
 //!
 //! A write first secures everything it needs (memory, bounds, a table for the id) and then changes
 //! the row under the lock of one bucket. The writer that fills a table also closes it and creates

@@ -31,7 +31,7 @@ pub fn rounds_at_least(least: u64, full: u64) -> (u64, u64) {
     (rounds, seed)
 }
 
-/// The binary, running as a server. Killed on drop.
+/// The binary, running as a server. The destructor kills the process.
 pub struct Program {
     /// Process of the server.
     pub child: Child,

@@ -416,7 +416,7 @@ impl<'a> Block<'a> {
         pairs: usize,
         string: &[u8],
     ) -> Decoded<Option<usize>> {
-        // Length of the prefix that the searched string shares with the previous one.
+        // Length of the prefix that the searched string shares with the previous string.
         let mut same = 0;
         for index in 0..pairs {
             let (shared, rest) = Block::string_lengths(reader)?;

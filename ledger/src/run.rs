@@ -231,7 +231,7 @@ impl RunWriter {
         self.pages.bytes()
     }
 
-    /// Adds a pair, which must be greater than the previous ones.
+    /// Adds a pair, which must be greater than all previous pairs.
     pub fn push(&mut self, pair: Pair<'_>) -> store::Result<()> {
         if !self.builder.push(pair) {
             self.end_block()?;

@@ -15,7 +15,7 @@
 //! always among the pair's bits. Only if all are set does it check for repeated draws.
 //!
 //! Lookups and writes take no lock. Words are accessed with relaxed ordering. Each bit is
-//! independent of the others. A reader that must see a pair has synchronized with the pair's
+//! independent of all other bits. A reader that must see a pair has synchronized with the pair's
 //! writer.
 
 use crate::hash::{Pair, mix};

@@ -29,8 +29,8 @@ pub struct Options {
     pub keep_tables: usize,
     /// Maximum number of deleted pairs per table. Large sets take 26 bytes per pair.
     pub max_unset: usize,
-    /// Number of outlier pairs (pairs of ids far ahead of the ring) that the space always accepts
-    /// and stores exactly. A pair takes 26 bytes, or about 190 if it is the only one of its id.
+    /// Number of outlier pairs (pairs of ids far above all tables) that the space always accepts
+    /// and stores exactly. A pair takes 26 bytes, or about 190 if it is the only pair of its id.
     /// Neighbouring ids get their own table at 1/16 of this number of pairs, or at 4,096 if that is
     /// less. Above this number, scattered ids get tables as well. The minimum is 1, because every
     /// pair is an outlier until the space has its first table.

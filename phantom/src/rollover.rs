@@ -1,5 +1,5 @@
-//! Changes of the ring: rollovers, recycling and the admission of outliers, plus the background
-//! work for them.
+//! Changes of the ring: rollovers, recycling and the admission of outliers (pairs of ids far above
+//! all tables), plus the background work for them.
 //!
 //! **Rollover.** The newest table of each id range is open: it receives the new ids of the range. A
 //! rollover closes it and creates a table above it, at capacity / (1 + late) pairs, which leaves
@@ -297,7 +297,7 @@ impl Space {
             && self.roll(&self.rolling.lock(), newest.slot().low(), None).unwrap_or(false)
     }
 
-    /// Number of changes of the ring.
+    /// Returns the number of changes to the ring.
     pub fn changes(&self) -> u64 {
         self.changes.load(SeqCst)
     }

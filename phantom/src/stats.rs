@@ -11,7 +11,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// Memory of a table without its contents, in bytes: the struct, its stripes, and its entries in
 /// two lists.
 const TABLE_BYTES: usize = size_of::<Table>() + 512;
-/// Memory of an outlier id without its pairs, in bytes: its map entry, tree node and set.
+/// Memory of an outlier id (an id far above all tables) without its pairs, in bytes: its map entry,
+/// tree node and set.
 const OUTLIER_PAIR_BYTES: usize = 128;
 
 /// Statistics of a table, as shown by `TM.TABLES`.
@@ -38,7 +39,7 @@ pub struct TableStats {
     pub is_cold: bool,
     /// Number of pairs set since the filters were written to disk.
     pub late: usize,
-    /// Number of filters after the first one.
+    /// Number of filters in addition to the first filter.
     pub extensions: usize,
     /// Number of deleted pairs.
     pub revoked: usize,
@@ -69,7 +70,7 @@ pub struct Layout {
 /// Consistent state of ring and frontier; see [`Space::course`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingProgress {
-    /// Number of changes of the ring.
+    /// Number of changes to the ring.
     pub changes: u64,
     /// Position and size of each table, oldest first, or `None` if the ring is unchanged.
     pub layout: Option<Vec<Layout>>,

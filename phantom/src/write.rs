@@ -9,8 +9,8 @@ use rolling::{Frontier, Refused, WriteDestination};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Number of outliers up to which a writer itself moves outliers into open ranges.
-/// [`Space::maintain`] moves larger numbers.
+/// Number of outliers (pairs of ids far above all tables) up to which a writer itself moves the
+/// outliers into ranges. [`Space::maintain`] moves larger numbers.
 const MAX_MOVED_BY_WRITER: usize = 8192;
 /// Divisor: outliers may always use 1/8 of the memory limit of filters. When outliers exceed this
 /// share, even scattered ids get tables.
@@ -164,9 +164,9 @@ impl Space {
         Ok(Change::Changed)
     }
 
-    /// Whether the space accepts another outlier. It accepts up to `max_outliers` pairs, up to a fixed
-    /// share of the memory limit of filters, and any number while filters leave memory free. The
-    /// fixed share reserves room for ids that jump ahead while filters use all memory.
+    /// Whether the space accepts another outlier. It accepts up to `max_outliers` pairs, up to a
+    /// fixed share of the memory limit of filters, and any number while filters leave memory free.
+    /// The fixed share reserves room for ids that jump ahead while filters use all memory.
     fn may_hold_outliers(&self) -> bool {
         let bytes = self.outlier_bytes();
         self.outlier_pairs() < self.limits.max_outliers.load(Relaxed)

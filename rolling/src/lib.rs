@@ -20,7 +20,7 @@
 //!   even during rollovers and rewrites.
 //! - **R4** Client writes never raise the horizon; only [`Ring::recycle`] does.
 //! - **R5** An id far above all others does not move a table boundary ([`Frontier`]). [`Outliers`]
-//!   stores such ids. Readers of the outliers never wait.
+//!   stores such ids (outliers). Readers of outliers never wait.
 
 mod bits;
 mod frontier;

@@ -1,5 +1,5 @@
-//! The outlier map: stores the entries of ids ahead of the frontier until the frontier reaches
-//! them.
+//! The outlier map: stores the entries of outliers (ids far above all tables) until the frontier
+//! reaches them.
 //!
 //! The map is normally empty or has a few bad ids. Writers change it one at a time, under a mutex.
 //! Readers use the last published version and never wait, even while a writer creates a table.

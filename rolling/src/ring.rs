@@ -19,10 +19,10 @@
 //! publishing, the old slot is marked closed. Only then do its replacements accept writes.
 //!
 //! **Rewriting** moves rows between tables concurrently with reads and writes. [`Ring::rewrite`]
-//! replaces one slot by several that cover the same range and *drain* the old one. Each row moves
-//! under the stripe of its new slot: it is stored in the new table, then deleted from the old one.
-//! A reader must follow two rules:
-//! - In an [`Entry`] with [`Entry::drains`], search the old table first, then the new one.
+//! replaces one slot by several slots that cover the same range and *drain* the old slot. Each row
+//! moves under the stripe of its new slot: it is stored in the new table, then deleted from the old
+//! table. A reader must follow two rules:
+//! - In an [`Entry`] with [`Entry::drains`], search the old table first, then the new table.
 //! - After a miss in a slot [from which the id has moved](Slot::has_moved), take a new snapshot and
 //!   search again.
 //!
@@ -107,8 +107,8 @@ impl<T> Slot<T> {
         self.state.load(SeqCst) == CLOSED
     }
 
-    /// Whether a reader that did not find `id` in this slot must search a new snapshot. If so, that
-    /// snapshot has already been published. Call this after the failed search.
+    /// Returns true if a reader that failed to find `id` in this slot must search a new snapshot.
+    /// That snapshot has already been published. Call this after the failed search.
     #[inline]
     pub fn has_moved(&self, id: u64) -> bool {
         match self.state.load(SeqCst) {

@@ -1,6 +1,6 @@
 //! Health checks among cluster nodes (`node::cluster::health`). Each node is polled on a separate
-//! connection, so a slow node does not delay the others. A restarted master is fenced: it refuses
-//! writes until other nodes confirm its role. This module requests the confirmation.
+//! connection, so a slow node does not delay the other nodes. A restarted master is fenced: it
+//! refuses writes until other nodes confirm its role. This module requests the confirmation.
 
 use dataset::clock::unix_ms;
 use node::client::connect::{Link, within};
@@ -44,7 +44,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
 async fn lift_fences(host: &Arc<Host>) -> std::convert::Infallible {
     let process = host.node().process();
     // After a final refusal, do not ask for confirmation again under the same topology. On a second
-    // attempt, the node that refused might be unreachable, and the others might confirm.
+    // attempt, the node that refused might be unreachable, and the other nodes might confirm.
     let mut refused = None;
     loop {
         let topology = process.cluster.topology();

@@ -203,8 +203,8 @@ fn add(states: &mut States, state: State) {
 
 /// History of a row.
 struct Row {
-    /// Time of each acknowledged change, and the possible states after it. The last entry is the
-    /// current one.
+    /// Time of each acknowledged change, and the possible states after it. The last entry contains
+    /// the current state.
     past: Vec<(Duration, States)>,
     /// Number of changes removed from the front of `past`.
     forgotten: usize,

@@ -60,7 +60,7 @@ pub(crate) struct World {
     pub(crate) depth: Cell<u32>,
     /// Whether connections are being served.
     pub(crate) serving: Cell<bool>,
-    /// Whether clients send only audits and the disk does not fail.
+    /// True while clients send only audits and the disk works without faults.
     is_quiet: Cell<bool>,
     /// Start of the last successful commit.
     committed: Cell<Duration>,
@@ -638,7 +638,7 @@ impl World {
             && altered.is_some_and(|altered| *altered + MAX_LOSS_SPAN >= self.left.get())
     }
 
-    /// Ends the process: a kill of the process, or a power cut of the machine.
+    /// Ends the process by a simulated kill, or by a power loss of the machine.
     fn crash_process(&self) {
         let Some(process) = self.leader().process.take() else { return };
         let is_kill = self.chance(3);

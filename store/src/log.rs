@@ -288,7 +288,7 @@ impl Log {
         Ok(())
     }
 
-    /// Begins a new segment regardless of the size of the current one.
+    /// Begins a new segment regardless of the size of the current segment.
     ///
     /// # Panics
     ///

@@ -32,7 +32,7 @@ pub enum RestoreTarget {
     Latest,
     /// Last batch that ends at or before this offset.
     Offset(u64),
-    /// Last batch before the first one written after this time, in milliseconds since 1970.
+    /// Last batch before the first batch written after this time, in milliseconds since 1970.
     Time(u64),
 }
 
@@ -184,8 +184,8 @@ fn extend(
     let mut at = longest.unwrap_or(last);
     let mut least = backup.position.offset;
     loop {
-        // If there are several successors, the last one is valid. The other successors are left
-        // from a failure or an abandoned history.
+        // If there are several successors, the last successor is valid. The other successors are
+        // left from a failure or an abandoned history.
         let follows = |source: &&SourceSegment| {
             source.head.previous == at.head.segment
                 && source.head.term >= at.head.term

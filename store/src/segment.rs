@@ -23,10 +23,10 @@
 //! offset `base + b - 80`.
 //!
 //! **A segment defines the end of its predecessor**: the predecessor ends at the successor's
-//! `base`. The log can therefore be cut without truncating a file. After a failed sync, or after
-//! startup with a torn tail, the next segment begins at the last valid offset and has the void
-//! flag. Readers ignore the predecessor's bytes after that offset, and all segments with numbers
-//! between the two.
+//! `base`. The log can therefore be truncated without truncating a file. After a failed sync, or
+//! after startup with a torn tail, the next segment begins at the last valid offset and has the
+//! void flag. Readers ignore the predecessor's bytes after that offset, and all segments with
+//! numbers between the two.
 //!
 //! A segment is valid only if:
 //!

@@ -1,5 +1,5 @@
-//! Staging area of a full sync. The new data set is stored next to the current one and replaces it
-//! atomically at the end.
+//! Staging area of a full sync. The new data set is stored next to the current data set and
+//! replaces it atomically at the end.
 //!
 //! ```text
 //!   staged-plan.manifest          the master's manifest
@@ -120,7 +120,7 @@ pub enum VerifiedFile {
 }
 
 impl Staging {
-    /// Begins a full sync, or continues one after the link was cut.
+    /// Begins a full sync, or resumes a full sync after the link was lost.
     ///
     /// - `manifest`: the master's manifest.
     /// - `own`: the manifest of the current data set.
@@ -302,7 +302,7 @@ impl Staging {
         .map(Some)
     }
 
-    /// Returns the staged log. The log is empty at first, and again after the link was cut.
+    /// Returns the staged log. The log is empty at first, and again after the link was lost.
     pub fn log(&mut self) -> Result<&mut ReplicaLog> {
         if self.log.is_none() {
             for name in list(&*self.staged_disk)? {
@@ -330,8 +330,8 @@ impl Staging {
         self.missing.is_empty() && self.log.as_ref().is_some_and(reaches)
     }
 
-    /// Makes the staged data set the current one, durably. `adopt` completes the replacement in
-    /// this process or a later one.
+    /// Durably replaces the current data set with the staged data set. `adopt` completes the
+    /// replacement in this process or a later one.
     pub fn commit(mut self) -> Result<()> {
         let log = self.log.take();
         let term = log.as_ref().map_or(0, ReplicaLog::term);

@@ -408,7 +408,7 @@ impl Store {
         ColdWriter::new(self.begin_pages(tag)?, columns)
     }
 
-    /// Opens a cold file, whether or not the manifest names it yet.
+    /// Opens a cold file. The manifest need not list the file yet.
     pub fn open_cold(&self, entry: &FileEntry) -> Result<ColdFile> {
         let (pages, note) = self.open_pages(entry)?;
         ColdFile::new(pages, &note)
@@ -421,7 +421,7 @@ impl Store {
         PageWriter::create(self.disk.clone(), self.lineage, (number, 1), tag)
     }
 
-    /// Opens a page file, whether or not the manifest names it yet. Also returns its note.
+    /// Opens a page file. The manifest need not list the file yet. Also returns its note.
     pub fn open_pages(&self, entry: &FileEntry) -> Result<(PageFile, Vec<u8>)> {
         PageFile::open(&*self.disk, entry, self.lineage)
     }
@@ -590,7 +590,7 @@ impl Store {
         needed.min_by_key(|at| at.segment).unwrap_or(replay)
     }
 
-    /// Deletes the oldest segments before `needed` until the remaining ones fit in
+    /// Deletes the oldest segments before `needed` until the remaining segments fit in
     /// `keep_log_bytes`.
     fn trim_log(&self, needed: u64) -> Result<()> {
         let numbers = segment_numbers(&*self.disk)?;

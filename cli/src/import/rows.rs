@@ -58,8 +58,8 @@ impl AllRows {
         Ok((AllRows { servers, server_by_slot, fields, connect, cluster }, spaces))
     }
 
-    /// Connects to a master. Fails if the master has different counters than the first one, because
-    /// its rows would be misread.
+    /// Connects to a master. Fails if the counters of this master differ from those of the first
+    /// master, because its rows would be misread.
     fn open_one(to: ConnectArgs, first: &Spaces) -> io::Result<(ConnectArgs, BlockingConnection)> {
         let open = || {
             let mut remote = BlockingConnection::open(&to)?;

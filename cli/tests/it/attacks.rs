@@ -608,7 +608,8 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             let most = |name| tables.iter().map(|table| number(table, name)).fold(0.0, f64::max);
             let (mean, p99) = (most("probes_mean"), most("probes_p99"));
             println!("{pattern}: {mean} buckets, 99 % at most {p99}");
-            // Outliers are stored outside the tables, so `rows` may be slightly below the total.
+            // Outliers (ids far above all others) are stored outside the tables, so `rows` may be
+            // slightly below the total.
             sum("rows") >= ROWS as f64 * 0.999
                 && sum("draining_rows") == 0.0
                 // Long probe sequences would make lookups slow.

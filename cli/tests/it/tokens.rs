@@ -216,7 +216,7 @@ fn a_replica_answers_a_repetition_as_its_master_would() {
     let [here, there] = ["here", "there"].map(|name| folder.path().join(name));
     let (master, replica) = (serve(&here, 0), serve(&there, 0));
     let mut client = master.client();
-    // The first increment reaches the replica in a snapshot, the second one in the log.
+    // The first increment reaches the replica in a snapshot, the second increment in the log.
     let first = format!("CNT.INCRBY post {FIRST} like 5 read 1 TOKEN first");
     let second = format!("CNT.HINCRBY post:{FIRST} like 2 TOKEN second");
     let firsts = call(&mut client, &first);

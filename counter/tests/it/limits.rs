@@ -1,4 +1,5 @@
-//! Covers limits, outliers and the order of replay, which the model test does not cover.
+//! Tests limits, outliers (ids far above all tables) and the order of replay, which the model test
+//! does not cover.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
 

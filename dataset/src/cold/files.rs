@@ -84,7 +84,7 @@ fn name_of(file: &ColdFile) -> u64 {
 pub struct ColdSpace {
     shared: Arc<Cold>,
     files: ArcSwap<Files>,
-    /// Whether the last spill found nothing to do. In this state writers do not wait for memory.
+    /// True if the last spill found no work. In this state writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
     /// Distance below the space's memory limit at which writers start to wait, in bytes.
     pub(crate) margin: AtomicU64,

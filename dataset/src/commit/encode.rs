@@ -116,7 +116,7 @@ impl<'a> CommitSource<'a> {
             self.row(views, counters, id);
         }
         match marks[at].read() {
-            // `encode` detects changes of the catalogue itself.
+            // `encode` detects a changed catalogue by its version.
             Marked::Catalogue => {}
             Marked::Forgotten(number, id) => {
                 // Read the generation at the same time as the rows and pairs. The generation is

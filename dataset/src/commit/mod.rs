@@ -142,9 +142,9 @@ impl Durability {
         is_new
     }
 
-    /// Whether any acknowledged change is not synced. If the process stops while the log cannot be
-    /// written, the change is lost. With `always`, only changes made under an earlier policy can be
-    /// unsynced.
+    /// Returns true if at least one acknowledged change is still unsynced. If the process stops
+    /// while the log cannot be written, the change is lost. With `always`, only changes made under
+    /// an earlier policy can be unsynced.
     pub fn has_unsynced_acknowledged(&self) -> bool {
         self.has_unsynced(self.committer.synced())
     }
@@ -271,9 +271,9 @@ impl Durability {
     }
 
     /// Waits until the state that a reader saw is synced. `shown` is the ticket from
-    /// [`Committer::last_change`], or `Ticket::MAX` to wait for all changes so far. Also returns after a
-    /// failed attempt, because reads continue while the disk fails. Call this function only from
-    /// tasks of the workers.
+    /// [`Committer::last_change`], or `Ticket::MAX` to wait for all changes so far. Also returns
+    /// after a failed attempt, because reads continue while the disk fails. Call this function only
+    /// from tasks of the workers.
     pub async fn settled(&self, shown: Ticket) {
         let ticket = if shown < Ticket::MAX {
             shown

@@ -53,9 +53,9 @@ impl Current {
         Changing { current: self, _one: self.changing.lock() }
     }
 
-    /// Frees previous values that are no longer in use. Returns whether none is left. Freeing is
-    /// slow, so workers must not call this. Call this function after each change and about once per
-    /// second.
+    /// Frees previous values that are no longer in use. Returns true if all previous values have
+    /// been freed. Freeing is slow, so workers must not call this. Call this function after each
+    /// change and about once per second.
     pub fn free_former_engines(&self) -> bool {
         let mut former = self.former.lock();
         let (held, gone): (Vec<_>, Vec<_>) =

@@ -170,7 +170,8 @@ impl Engines {
         now != (Some(seen.changes), seen.sweeps, seen.rolls)
     }
 
-    /// Number of changes of an existence space's ring. Recycling a table makes its pairs unknown.
+    /// Number of changes to an existence space's ring. After a table is recycled, lookups of its
+    /// pairs return "unknown".
     fn rolls(&self, (space, _): WatchedId) -> u64 {
         self.existence_by_number(space).map_or(0, |space| space.changes())
     }

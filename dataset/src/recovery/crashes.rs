@@ -4,9 +4,10 @@
 //! `store/tests/it/clock.rs` and `crash.rs` test only the store.
 //!
 //! Each run has one seed. Clients randomly change two ranges of ids, even between the steps of log
-//! batches, snapshots and spills. After each step the test copies the disk, simulates a kill or a
-//! power cut, and recovers the copy. Recovery must find the state after the last synced batch or
-//! after a later batch. No synced change may be lost, and no change may be applied in part.
+//! batches, snapshots and spills. After each step the test copies the disk, simulates a killed
+//! process or a power loss, and recovers from the copy. Recovery must find the state after the last
+//! synced batch or after a later batch. No synced change may be lost, and no change may be applied
+//! in part.
 //!
 //! `cargo xtask sim dataset --runs 5000` runs more seeds; `--seed 7` replays a single seed.
 //!

@@ -320,8 +320,8 @@ fn complete(
     Ok(())
 }
 
-/// Moves outliers that replay created into tables. The number of tables depends on the configured
-/// limits, but the limits do not restrict the move itself.
+/// Moves outliers (ids far above all tables) that replay created into tables. The number of tables
+/// depends on the configured limits, but the limits do not restrict the move itself.
 fn gather_outliers(engines: &Engines) {
     let spaces = engines.counters().iter().filter(|space| space.outlier_rows() > 0);
     let limits: Vec<_> = spaces.map(|space| (space, space.memory_limit_bytes())).collect();

@@ -251,8 +251,8 @@ fn snapshot_older_than_a_range_loses_no_table() {
         let disk = SimDisk::new(3);
         let known = process(&disk, options, BTreeSet::new(), |process| {
             process.fill(LOWER, 0..2000);
-            // The snapshot's head contains these pairs as outliers. Later they are in a spilled
-            // table.
+            // The snapshot's head contains these pairs as outliers, because their ids are far above
+            // all tables. Later they are in a spilled table.
             process.fill(UPPER, 0..50);
             process.save();
             two_ranges(process, 2000);

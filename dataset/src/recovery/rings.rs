@@ -144,9 +144,9 @@ fn replayed(disk: &SimDisk, mut each: impl FnMut(&Site)) -> Site {
     site
 }
 
-/// Tests invariant L1 of `phantom/src/rollover.rs`: some ids jump ahead and become outliers, and
-/// tables are closed. After each batch the replayed tables must be a subset of the original tables.
-/// At the end all bits must be equal.
+/// Tests invariant L1 of `phantom/src/rollover.rs`: some ids are far above all tables and become
+/// outliers, and tables are closed. After each batch the replayed tables must be a subset of the
+/// original tables. At the end all bits must be equal.
 #[test]
 fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     let here = Site::new();

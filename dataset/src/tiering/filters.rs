@@ -63,9 +63,9 @@ impl SpillContext<'_> {
         self.write_rewrite(space, rewrite, covered, rate).map(Some)
     }
 
-    /// Log offset up to which the table that starts at `low` contains all changes of its ids.
-    /// Returns 0 while pairs of these ids are outliers, because no log record marks their move into
-    /// the table.
+    /// Log offset up to which the table that starts at `low` contains all changes to its ids.
+    /// Returns 0 while pairs of these ids are outliers (stored outside the tables), because no log
+    /// record marks their move into the table.
     fn covered(&self, space: &ExistenceSpace, low: u64) -> store::Result<u64> {
         let Some((low, last)) = space.range_over(low) else { return Ok(0) };
         while space.has_outliers(low, last) && space.move_on() {}

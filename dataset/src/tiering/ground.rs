@@ -11,8 +11,8 @@ use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{FileEntry, NewFiles, Role, Store, Tag};
 
-/// A spill stops pausing when less than 1/`URGENT_PART` of the margin below the memory limit is free.
-/// Writers start to wait when half of that is free.
+/// A spill stops pausing when less than 1/`URGENT_PART` of the margin below the memory limit is
+/// free. Writers start to wait when half of that is free.
 const URGENT_PART: u64 = 2;
 
 pub(crate) fn out_of_space(store: &Store) -> store::Error {
@@ -77,8 +77,8 @@ impl<'a> SpillContext<'a> {
         })
     }
 
-    /// Whether the spill must not pause, because other threads wait for it or will soon wait.
-    /// Always true in recovery.
+    /// True if the spill must run without pauses, because other threads wait for it or will soon
+    /// wait. Always true in recovery.
     pub(crate) fn is_urgent(&self) -> bool {
         let is_nearly_full = |space: &CounterSpace| {
             let limit = space.memory_limit_bytes();

@@ -52,7 +52,7 @@ type Users = BTreeMap<String, Arc<User>>;
 /// All users, and the log of refusals.
 pub struct Acl {
     users: ArcSwap<Users>,
-    /// Serializes changes of users.
+    /// Serializes changes to users.
     changing: Mutex<()>,
     /// Commands denied to every user: `security.deny_commands`.
     denied: ArcSwap<Commands>,

@@ -30,7 +30,8 @@ pub struct StoredState {
     pub election: u64,
     /// Duration of the lease that this HEARTBEAT granted, in milliseconds.
     pub lease_ms: u64,
-    /// Whether this node has given slots away and not all new owners have confirmed the topology.
+    /// True if this node has handed over slots and still waits for a new owner to confirm the
+    /// topology.
     pub giving: bool,
 }
 

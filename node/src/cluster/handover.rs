@@ -147,7 +147,7 @@ pub async fn hand_over<G: HandoverSource>(
     }
     giver.pause(Paused::All);
     giver.adopt(now.version, next.clone()).await?;
-    // Send to all nodes concurrently, so that a silent node does not delay the others.
+    // Send to all nodes concurrently, so that a silent node does not delay the other nodes.
     let told = others.into_iter().map(|mut link| {
         let next = &next;
         async move { within(TAKE_OVER_TIMEOUT, G::tell(&mut link, next, b"")).await }

@@ -70,7 +70,7 @@ pub struct Cluster {
     pub asked: AtomicU64,
     /// Number of these requests that failed because of a timeout or a missing connection.
     pub unanswered: AtomicU64,
-    /// Serializes changes of the cluster state, including the write to disk.
+    /// Serializes changes to the cluster state, including the write to disk.
     changing: Mutex<()>,
     /// Locked during a hand-over of slots to replicas.
     pub handing: tokio::sync::Mutex<()>,
@@ -164,7 +164,8 @@ impl Cluster {
         Ok(true)
     }
 
-    /// Whether this node has given slots away and not all new owners have confirmed the topology.
+    /// Returns true if this node has handed over slots and still waits for a new owner to confirm
+    /// the topology.
     pub fn has_unconfirmed_handover(&self) -> bool {
         self.giving.load(SeqCst)
     }

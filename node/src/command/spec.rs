@@ -77,8 +77,8 @@ pub mod flag {
 pub enum KeyArgs {
     /// No positions: the command accesses no data, or the whole data set.
     None,
-    /// Keys: position of the first and of the last one (negative: counted from the end), and the
-    /// step.
+    /// Keys: position of the first key, position of the last key (negative: counted from the end),
+    /// and the step.
     Keys(i32, i32, i32),
     /// Stream keys after the word STREAMS, which is at this position or later. An equal number of
     /// ids follows the keys.
@@ -174,7 +174,7 @@ pub struct Spec {
     pub summary: &'static str,
     /// Time complexity of the command.
     pub cost: Cost,
-    /// How the command uses its first key and the others, in terms of
+    /// How the command uses its first key and its other keys, in terms of
     /// [`KeySpec::uses`](crate::command::keyspec::KeySpec::uses); empty if the flags imply the use.
     pub uses: (&'static str, &'static str),
     /// Hints for cluster clients: request and response policy, and whether replies are

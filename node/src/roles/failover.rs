@@ -59,7 +59,7 @@ const IN_DOUBT: &str = "ERR the replica did not reply to the takeover request an
 pub struct FailoverRequest {
     /// Address of the replica; `None` chooses the first replica that has caught up.
     pub to: Option<Master>,
-    /// Whether `to` takes over after the timeout even if it has not caught up.
+    /// True if `to` takes over after the timeout even when it lags behind.
     pub force: bool,
     /// TIMEOUT: time after which the failover is aborted or forced.
     pub timeout: Option<Duration>,

@@ -66,8 +66,8 @@ struct Group {
     is_doubtful: bool,
     /// Last epoch in which this node is known to have been the master.
     last_master_epoch: Option<u64>,
-    /// Whether the group names this node in an epoch that is not on disk yet. Writing the epoch to
-    /// disk lifts the fence.
+    /// True if the Sentinel group names this node as master in an epoch that is still to be written
+    /// to disk. Writing the epoch to disk lifts the fence.
     lifts: bool,
     deposes: bool,
 }

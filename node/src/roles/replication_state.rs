@@ -90,7 +90,7 @@ pub struct Replication {
     is_saving_epochs: AtomicBool,
     /// Whether the log matches the role: a master's own log, or a copy of its master's log.
     matches_role: AtomicBool,
-    /// Whether the node has not yet synced with its master in this process.
+    /// True until the node has synced with its master in this process.
     is_unsynced: AtomicBool,
     /// Whether the last role change made a master follow another node.
     was_master: AtomicBool,
@@ -160,7 +160,7 @@ impl Replication {
     }
 
     /// Restores the role at startup, from the data folder or from the configuration. `is_alone` is
-    /// whether no replica can have been promoted since the node stopped.
+    /// true if no replica can have been promoted since the node stopped.
     pub fn recall(&self, config: &Config, is_alone: bool) -> io::Result<()> {
         let role = match Role::read(&config.durability.dir)? {
             Some(role) => role,

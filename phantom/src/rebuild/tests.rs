@@ -73,8 +73,8 @@ fn measured(space: &Space) -> f64 {
         / asked as f64
 }
 
-/// The list contains an outlier. An outlier deleted before its id is admitted must be unset in the
-/// rebuilt table.
+/// The list contains an outlier (a pair of an id far above all tables). An outlier deleted before
+/// its id is admitted must be unset in the rebuilt table.
 #[test]
 fn outliers_are_in_no_new_filter() {
     const FAR: u64 = 1 << 40;

@@ -356,7 +356,7 @@ impl Table {
         self.last.load(Acquire) > 0
     }
 
-    /// Number of filters after the first one, in memory or on disk.
+    /// Number of filters in addition to the first filter, in memory or on disk.
     pub(crate) fn extensions(&self) -> usize {
         self.cold().map_or_else(|| self.last.load(Acquire), |cold| cold.chain().links() - 1)
     }

@@ -227,7 +227,7 @@ fn tables_learn_to_leave_room_for_late_pairs() {
         let space = space(4000, 1000);
         let mut rng = fastrand::Rng::with_seed(late);
         for i in 0..200_000u64 {
-            // Late pairs go to ids of the last one or two closed tables.
+            // The late pairs have ids of the last one or two closed tables.
             let behind = if rng.u64(0..100) < late { 3000 } else { 0 };
             add(&space, FIRST + (i + 3000 - behind), i);
         }
@@ -343,7 +343,8 @@ fn strays_anywhere_let_traffic_move_on() {
     assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
 }
 
-/// Returns a space with pairs near [`FIRST`] and `strays` outliers at the top of the id range.
+/// Returns a space with pairs near [`FIRST`] and `strays` outliers (ids far above all tables) at
+/// the top of the id range.
 fn beside_strays(strays: u64, max_outliers: usize) -> Space {
     let space = Space::new(Options {
         pairs_per_table: 20_000,

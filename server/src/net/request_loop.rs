@@ -391,7 +391,7 @@ impl RequestLoop {
     }
 
     /// Suspends the current request until `wait` ends. `behind` contains the requests after the
-    /// current one. The cold rows of these requests are fetched at the same time.
+    /// current request. The cold rows of these requests are fetched at the same time.
     #[cold]
     fn wait(&mut self, wait: Wait, node: Now<'_>, behind: &[u8]) {
         match wait {

@@ -250,7 +250,7 @@ pub struct ColdWriter {
     values: Vec<i64>,
     /// Number of buffered rows that are already in blocks.
     used: usize,
-    /// Number of rows in the last block, as an estimate for the next one.
+    /// Number of rows in the last block, as an estimate for the next block.
     rows_per_block: usize,
     firsts: Vec<u64>,
     rows: u64,

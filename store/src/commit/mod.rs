@@ -29,7 +29,8 @@
 //! - **C6** All keys marked under one [`Exclusive`] guard share one batch, and no other writer
 //!   changes the guard's stripes until the guard is dropped. If the guard marked keys in several
 //!   stripes, the next round reads those stripes together, under all their locks.
-//!   [`Exclusive::join`] extends this to all stripes of the guard, for changes of unknown ids.
+//!   [`Exclusive::join`] extends this to all stripes of the guard, for changes whose ids are not
+//!   known in advance.
 //! - **C7** A batch contains each key once. A source may therefore sort its copies. The last batch
 //!   that contains a key has the latest state of the key.
 //! - **C8** C6 holds despite the size limit of a batch ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)).
@@ -40,8 +41,8 @@
 //!   without a sufficient reservation is split, down to the units that
 //!   [`LoggedState::may_split_between`] keeps together. A retry of an oversized batch would loop
 //!   forever.
-//! - **C9** Under `always`, a reader of a changed id learns from [`Committer::last_change`] which round
-//!   its reply must wait for (`visibility.rs`).
+//! - **C9** Under `always`, a reader of a changed id learns from [`Committer::last_change`] which
+//!   round its reply must wait for (`visibility.rs`).
 //!
 //! A writer locks its stripe for the duration of its change. The commit thread locks a stripe while
 //! it reads the state of the stripe's keys. Readers lock no stripe (promise 1). `stripes.rs`

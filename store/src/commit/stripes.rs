@@ -156,7 +156,7 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
         self.has_marked = true;
         let stripe = &mut *self.stripe.borrow_mut();
         stripe.touched = true;
-        // Skip a hot row whose key is already the last one.
+        // Skip a hot row whose key is already the last key in the list.
         if stripe.last != Some(key) {
             stripe.last = Some(key);
             self.committer.push(stripe, self.index, key);
@@ -304,7 +304,8 @@ impl<K: Copy + Ord> Committer<K> {
         self.hold(indexes)
     }
 
-    /// Enters all stripes, for changes of unknown ids. The call takes about 10 ns per stripe.
+    /// Enters all stripes, for changes whose ids are not known in advance. The call takes about 10
+    /// ns per stripe.
     pub fn exclusive(&self) -> Exclusive<'_, K> {
         self.hold(0..self.stripes.len())
     }

@@ -7,10 +7,10 @@
 //!
 //! Writers behave like the server's writers. A reply waits for its round under `always`, and under
 //! `everysec` if a sync is overdue. Writers change nothing while the log fails. Each change sets
-//! its key to the next number of the history, so the recovered values identify the surviving
-//! changes.
+//! its key to the next sequence number of the history, so the recovered values identify the
+//! surviving changes.
 //!
-//! Assertions after each crash (a power cut or a kill):
+//! Assertions after each crash (power loss or a killed process):
 //!
 //! - `always`: no change is lost that was acknowledged (promise 3) or that a reader has seen (C9).
 //! - `everysec`: lost changes were acknowledged within one second of each other. If all syncs

@@ -284,7 +284,7 @@ fn a_card_names_followed_users_that_reposted() {
         assert!(users.iter().all(|user| (1..=post - 1_000).contains(user)), "{post}: {text}");
     }
 
-    // Viewer 1 is one of the reposters, and follows the others.
+    // Viewer 1 is one of the reposters, and follows the other reposters.
     let own = friends(&app.get(&app.sign_in("1"), "/"));
     assert_eq!(own[2..4], [(1_002, "user 2 reposted".to_owned()), (1_001, String::new())]);
     // The server decides which of the followed users are named.

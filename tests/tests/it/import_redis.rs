@@ -600,7 +600,7 @@ fn export_and_import_are_inverse() {
 }
 
 /// A post may have counters in a hash and in separate keys, as the default patterns allow. Neither
-/// form overwrites the other, in any order of SCAN and after later changes of the hash.
+/// form overwrites the other, in any order of SCAN and after later changes to the hash.
 #[test]
 fn hash_and_keys_of_single_counters_make_one_row() {
     let (redis, server) = (start_redis(), TestServer::start());

@@ -349,7 +349,7 @@ fn any_request(rng: &mut fastrand::Rng) -> Vec<u8> {
     request(&[&["FEED.GET", "home", viewer], &ids[..]].concat())
 }
 
-/// The server scans and prefetches a batch of requests before it executes the first one. The
+/// The server scans and prefetches a batch of requests before it executes the first request. The
 /// replies must equal those to the same requests sent one at a time.
 #[test]
 fn a_pipeline_of_pages_is_answered_as_one_by_one() {

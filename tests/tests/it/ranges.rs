@@ -42,7 +42,7 @@ fn traffic(c: &mut Connection, from: u64, to: u64, late: u64) {
 }
 
 /// Checks the likes and flags of all posts. Returns the lowest id of each table of both spaces;
-/// outliers are not in tables.
+/// outliers (ids far above all others) are not in tables.
 fn verify(c: &mut Connection, posts: u64, what: &str) -> [Vec<u64>; 2] {
     let all: Vec<u64> = (0..posts).map(post).collect();
     let mut lacking = 0;

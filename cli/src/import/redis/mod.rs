@@ -112,9 +112,9 @@ struct RedisImport<'a> {
     summary: CopySummary,
     /// Whether any key was acknowledged since the last failure.
     advanced: bool,
-    /// Whether all readers have run to the end.
+    /// Whether all readers have finished.
     is_all: bool,
-    /// Whether this run resumed an earlier one.
+    /// Whether this run resumed an earlier run.
     is_resumed: bool,
     report: Option<Arc<File>>,
 }

@@ -12,9 +12,9 @@
 //!   notified.
 //! - **Broadcast mode.** This mode does not use the table. After a change of an id, all possible
 //!   names of its keys are sent to the clients with a matching prefix.
-//! - **Places.** A key depends on one or several [places](dataset::watch::WatchedId): the row, or the
-//!   pairs, of an id in a space. The key of a cell depends on the whole row. An id in FEED.GET is
-//!   also a key, which depends on all places that the view reads.
+//! - **Places.** A key depends on one or several [places](dataset::watch::WatchedId): the row, or
+//!   the pairs, of an id in a space. The key of a cell depends on the whole row. An id in FEED.GET
+//!   is also a key, which depends on all places that the view reads.
 //! - **Order.** Messages go to the inbox of the receiving client. The worker empties an inbox only
 //!   between two replies, so a message never precedes an earlier reply.
 //!

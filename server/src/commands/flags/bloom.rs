@@ -247,7 +247,7 @@ fn facts(space: &ExistenceSpace) -> [(&'static str, &'static str, i64); 5] {
         ("size", "Size", number(space.memory_bytes())),
         ("filters", "Number of filters", number(space.tables().len() as u64)),
         ("items", "Number of items inserted", number(space.pairs())),
-        // Each table is twice as large as the previous one, up to `pairs_per_table`.
+        // Each table is twice as large as the previous table, up to `pairs_per_table`.
         ("expansion", "Expansion rate", 2),
     ]
 }
