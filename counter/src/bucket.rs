@@ -350,7 +350,7 @@ impl Matches {
         self.0 == 0
     }
 
-    /// Returns the first candidate; the result is meaningless if there is none.
+    /// Returns the first candidate; the result is meaningless if there is no candidate.
     #[inline(always)]
     fn first(self, line: usize) -> usize {
         // The lanes exclude header bytes, so the subtraction does not wrap.

@@ -28,7 +28,7 @@ pub(crate) struct Reservation {
 }
 
 /// Source of memory for a table or an outlier: the space's budget and, while the table replaces
-/// another one, a loan.
+/// another table, a loan.
 #[derive(Clone, Debug)]
 pub(crate) struct Quota {
     budget: Arc<Budget>,

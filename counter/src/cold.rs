@@ -69,7 +69,7 @@ impl Space {
         self.below.get().is_some()
     }
 
-    /// Ids below this may have cold rows; 0 if there are none.
+    /// Ids below this bound may have cold rows; 0 if the space has no cold rows.
     #[inline]
     pub fn cold_end(&self) -> u64 {
         self.cold_end.load(SeqCst)

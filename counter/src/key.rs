@@ -167,7 +167,7 @@ pub(crate) fn prime_from(n: u64) -> u64 {
     (n..).find(|&n| is_prime(n)).unwrap_or(n)
 }
 
-/// Returns the largest prime that is at most `n`; 2 if there is none.
+/// Returns the largest prime that is at most `n`; 2 if there is no such prime.
 pub(crate) fn prime_to(n: u64) -> u64 {
     (2..=n).rev().find(|&n| is_prime(n)).unwrap_or(2)
 }

@@ -62,7 +62,7 @@ pub(crate) struct Layout {
     pub(crate) rest_at: u32,
     /// Length of a tail, in bits.
     pub(crate) rest_bits: u32,
-    /// Number of tag bits that are stored in the tail, and a mask of that many ones.
+    /// Number of tag bits that are stored in the tail, and a mask with this number of one bits.
     pub(crate) tag_rest_bits: u32,
     pub(crate) tag_rest_mask: u64,
     /// Fields by position. A dropped field, or a field newer than this table, is `None`.
@@ -200,8 +200,8 @@ impl Layout {
         self.rest_bits + 8
     }
 
-    /// Encodes a row (values by position, missing ones 0) as tail bits. Returns `None` if a value
-    /// does not fit or a tail exceeds 64 bits.
+    /// Encodes a row (values by position; missing values are 0) as tail bits. Returns `None` if a
+    /// value does not fit or a tail exceeds 64 bits.
     #[inline]
     pub(crate) fn pack(&self, row: &[i64]) -> Option<u64> {
         if self.rest_bits > 64 {

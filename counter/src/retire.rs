@@ -1,4 +1,4 @@
-//! Retirement: ids below the *horizon* have no rows and accept none.
+//! Retirement: ids below the *horizon* have no rows, and the space refuses new rows for these ids.
 //!
 //! The horizon takes effect immediately, because readers and writers compare ids with it. The
 //! horizon never decreases. Background steps free the memory: tables entirely below the horizon

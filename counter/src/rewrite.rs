@@ -566,8 +566,8 @@ impl Space {
         }
     }
 
-    /// Whether new ids arrive in a table: it is the newest, or another range of ids begins above
-    /// it.
+    /// Whether new ids arrive in a table: it is the newest table, or another range of ids begins
+    /// above it.
     pub(crate) fn is_open(&self, entry: &Entry<Table>) -> bool {
         self.frontier.is_open(entry.slot().last())
     }

@@ -238,8 +238,8 @@ impl Space {
         self.shape.load().schema.clone()
     }
 
-    /// Returns the position of the field with this name, or `None` if there is none or it was
-    /// dropped.
+    /// Returns the position of the field with this name, or `None` if the schema has no such field
+    /// or the field was dropped.
     #[inline]
     pub fn index_of(&self, name: &[u8]) -> Option<usize> {
         self.shape.load().schema.index_of(name)
@@ -268,7 +268,7 @@ impl Space {
         self.has_pending_work.store(true, Relaxed);
     }
 
-    /// Adopts a schema from a log or a snapshot if it is newer than the current one. An older
+    /// Adopts a schema from a log or a snapshot if it is newer than the current schema. An older
     /// schema has no effect, so replay may start at any point.
     pub fn adopt(&self, told: &Schema) -> Result<(), Error> {
         let _altering = self.altering.lock();

@@ -36,7 +36,7 @@ use rolling::Slot;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// Segments of a table: the main one, and extensions that grow up to 128 times its size.
+/// Segments of a table: the main segment, and extensions that grow up to 128 times its size.
 const SEGMENTS: usize = 17;
 /// Divisor of the main segment's slots for the size of the first extension.
 const EXTEND_SHARE: u64 = 256;
@@ -570,7 +570,8 @@ impl Table {
         let _growing = self.growth_lock.lock();
         if self.segment(index).is_none() {
             let (base, last) = self.span();
-            // The lower bound keeps each extension twice as large as the previous one.
+            // The lower bound also doubles, so each extension is twice as large as the previous
+            // extension.
             let slots = (self.slots() / EXTEND_SHARE).max(MIN_BUCKETS * 12) << (index - 1);
             let sizing = Sizing::new(&self.schema, base, last, slots);
             let first_position =

@@ -43,14 +43,14 @@ const MIN_EXTENSIONS_FOR_HELP: usize = 3;
 /// change of each field.
 const MAX_DIRECT_CHANGES: usize = 16;
 
-/// Span of a table opened for an id beyond the expected span, as a multiple of the id's distance.
+/// Span of a table created for an id beyond the expected span, as a multiple of the id's distance.
 /// The larger span costs two or three bits per row.
 const JUMP_SPAN_FACTOR: u64 = 6;
 
 /// Reason why a write to a table was not performed.
 enum TableWriteError {
     Error(Error),
-    /// The table that starts at this id cannot store the id; another table must be opened.
+    /// The table that starts at this id cannot store the id, so another table must be created.
     Outside(u64),
     /// The row must be read from the cold backend first.
     ColdBackend,
@@ -338,7 +338,7 @@ impl Space {
             WriteDestination::Inside => {
                 self.write_inside(origin, id, entry, |table| inside(table, state))
             }
-            // In a space without a frontier all ids are outliers, including retired ones.
+            // In a space without a frontier all ids are outliers, including retired ids.
             WriteDestination::Ahead if id < self.horizon() => self.refuse_retired(origin),
             WriteDestination::Ahead => {
                 if entry.is_none() && origin == WriteOrigin::Client {

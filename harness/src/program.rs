@@ -1,5 +1,5 @@
 //! The real binary as a process: starts it, sends likes, and compares acknowledged likes with the
-//! stored ones.
+//! stored likes.
 
 use crate::{program, within};
 use node::client::Client;
@@ -374,7 +374,7 @@ pub fn count(client: &mut Client, key: &str) -> u64 {
     info(client, key).parse().unwrap()
 }
 
-/// Returns the error text of a reply or of an array element; empty if there is none.
+/// Returns the error text of a reply or of an array element; empty if the reply is not an error.
 pub fn refusal(reply: &OwnedFrame) -> &str {
     match reply {
         OwnedFrame::Error(words) => words,

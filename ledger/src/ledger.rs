@@ -57,11 +57,11 @@ pub struct Stats {
     pub runs: usize,
     /// Largest number of runs in a range.
     pub most_runs: usize,
-    /// Number of pairs in runs, including unset ones. A pair in several runs counts once per run.
+    /// Number of pairs in runs, including unset pairs. A pair in several runs counts once per run.
     pub run_pairs: u64,
     /// Size of all runs on disk, in bytes.
     pub run_bytes: u64,
-    /// Number of pairs in memory, including unset ones.
+    /// Number of pairs in memory, including unset pairs.
     pub memory_pairs: usize,
     /// Memory use of the pairs in memory, in bytes.
     pub memory_bytes: usize,
@@ -198,7 +198,7 @@ impl Ledger {
         self.drops.load(Relaxed)
     }
 
-    /// Whether there are any runs.
+    /// Whether the ledger has at least one run.
     pub fn has_runs(&self) -> bool {
         self.ranges.load().iter().any(|range| !range.runs.is_empty())
     }

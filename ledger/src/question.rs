@@ -113,7 +113,7 @@ impl PendingLookup {
 #[derive(Debug, Default)]
 pub struct BlockBuffer {
     range: Option<Arc<Range>>,
-    /// For each run: number and contents of the block.
+    /// For each run, the block number and the contents of the block.
     blocks: Vec<Option<(usize, Box<[u8; BLOCK_BYTES]>)>>,
     /// Number of blocks read from disk.
     pub reads: u64,

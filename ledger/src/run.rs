@@ -112,7 +112,7 @@ impl Run {
         (tag.low..=tag.high).contains(&id)
     }
 
-    /// Returns the number of pairs, including unset ones.
+    /// Returns the number of pairs, including unset pairs.
     pub fn pairs(&self) -> u64 {
         self.counts.pairs
     }

@@ -1,4 +1,4 @@
-//! Changes of the ring: rollovers, recycling and the admission of outliers (pairs of ids far above
+//! Changes to the ring: rollovers, recycling and the admission of outliers (pairs of ids far above
 //! all tables), plus the background work for them.
 //!
 //! **Rollover.** The newest table of each id range is open: it receives the new ids of the range. A
@@ -178,7 +178,8 @@ impl Space {
         let weight = |held: &OutlierPairs| held.read().len();
         let opened = self.outliers.advance(&self.frontier, weight, is_short, divide);
         if opened {
-            // When the range opened, another range may have been joined with the range above it.
+            // When the range was created, another range may have been joined with the range above
+            // it.
             self.match_ranges();
             self.estimate();
         }
@@ -374,8 +375,7 @@ impl Space {
     pub fn put_layout(&self, layout: &[Layout]) -> Result<(), Error> {
         for &at in layout {
             match self.table_over(at.low) {
-                // Without a logged frontier, the recorded boundary may belong to a table other than
-                // this one.
+                // Without a logged frontier, the recorded boundary may belong to a different table.
                 Some(((low, last), _))
                     if low < at.low && (last == u64::MAX || self.frontier.follows()) =>
                 {

@@ -22,7 +22,7 @@ pub struct TableStats {
     pub low: u64,
     /// Highest id of the range (inclusive).
     pub last: u64,
-    /// Number of pairs in the filters, including deleted ones.
+    /// Number of pairs in the filters, including deleted pairs.
     pub pairs: u64,
     /// Number of pairs when the table was closed; 0 while it is open. The newest table of every id
     /// range is open (see `rolling`).
@@ -100,8 +100,8 @@ impl Space {
         self.outlier_pairs.load(SeqCst)
     }
 
-    /// Returns the lowest and highest id of the outlier pairs and their number, or `None` if there
-    /// are none.
+    /// Returns the lowest and highest id of the outlier pairs and their number, or `None` if the
+    /// space has no outlier pairs.
     pub fn outlier_range(&self) -> Option<(u64, u64, u64)> {
         let mut range: Option<(u64, u64, u64)> = None;
         self.for_each_outlier(|pair| {

@@ -1,5 +1,5 @@
 //! Recycles the memory of tables in the background, in small steps: clears retired filters and
-//! prepares spare ones.
+//! prepares spare filters.
 //!
 //! A reader with an older list of tables may still use a retired table. The pool keeps the table
 //! until the last reader drops it, then clears the memory for the next table or frees it. No reader

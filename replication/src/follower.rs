@@ -5,7 +5,7 @@
 //! log.
 //!
 //! **Full sync** (R3): otherwise the replica fetches the whole data set in the cases below, and
-//! refuses the master in all others. A wrong REPLICAOF or a master with a lost disk therefore
+//! refuses the master in all other cases. A wrong REPLICAOF or a master with a lost disk therefore
 //! cannot delete the replica's data.
 //!
 //! - The master has another data set: only if this node is empty, or FORCE was given.

@@ -210,7 +210,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Writes a null: `_`; in RESP2 the null bulk string.
+    /// Writes a null reply: `_` in RESP3, the null bulk string in RESP2.
     #[inline]
     pub fn null(&mut self) {
         self.out.extend_from_slice(match self.protocol {
@@ -219,7 +219,7 @@ impl<'a> Reply<'a> {
         });
     }
 
-    /// Writes a null array: `_`; in RESP2 the null array.
+    /// Writes a null array reply: `_` in RESP3, the null array in RESP2.
     #[inline]
     pub fn null_array(&mut self) {
         self.out.extend_from_slice(match self.protocol {

@@ -374,8 +374,8 @@ impl Scanner {
         (self.first, self.last) = (0, 0);
     }
 
-    /// Discards all requests, including the partial one. The next call begins at the first byte of
-    /// a request.
+    /// Discards all requests, including a partial request. The next call begins at the first byte
+    /// of a request.
     #[inline]
     pub fn restart(&mut self) {
         self.spans.truncate(self.first);

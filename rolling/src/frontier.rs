@@ -166,8 +166,8 @@ pub struct Frontier {
     follows: AtomicBool,
     /// Maximum distance of a new id above the frontier; `u64::MAX` if unlimited.
     max_ahead: AtomicU64,
-    /// Number of entries that open another range. The next field is the number of entries above
-    /// which the distances between their ids no longer matter.
+    /// Number of outlier entries required for another range. The next field is the number of
+    /// entries above which the distances between their ids no longer matter.
     entries_needed: AtomicUsize,
     max_outliers: AtomicUsize,
     /// Number of writes to ids far ahead since the last [`Frontier::advance`]. The next field is
@@ -506,8 +506,8 @@ impl Frontier {
     ) -> bool {
         let mut tracking = self.ranges.lock();
         self.ahead.store(0, Relaxed);
-        // Every attempt sorts all entries, and most entries may never open a range. Retry only
-        // after the number of writes has grown by an eighth.
+        // Every attempt sorts all entries, and most of the entries may never become part of a
+        // range. Retry only after the number of writes has grown by an eighth.
         self.advance_after.store(ahead.len() / 8, Relaxed);
         ahead.retain(|&id| !self.contains(id));
         ahead.sort_unstable();
@@ -535,7 +535,7 @@ impl Frontier {
                 tracking.ranges.insert(at, tracked);
             }
         }
-        // The remaining entries may open another range.
+        // The remaining entries may suffice for another range.
         self.advance_after.store(0, Relaxed);
         self.ahead.store(MIN_IDS_AHEAD, Relaxed);
         self.publish(&tracking);
@@ -565,9 +565,9 @@ impl Frontier {
         changed
     }
 
-    /// Returns the range to open for the sorted ids of `ahead`. If they are within
-    /// [`WINDOW_FACTOR`] windows of an existing range, returns that range, extended to include
-    /// them. Returns `None` if there are too few ids or they are too far apart.
+    /// Returns the range to create for the sorted ids of `ahead`. If these ids are within
+    /// [`WINDOW_FACTOR`] windows of an existing range, returns that range, extended to include the
+    /// ids. Returns `None` if there are too few ids or they are too far apart.
     fn range_among(
         &self,
         tracking: &Tracking,
@@ -758,7 +758,7 @@ mod tests {
                 "{most}"
             );
             // Near the end of the id space there are half of all ids, only three distinct ids, or
-            // all ids but one.
+            // all ids except one.
             let begins = |ids: &dyn Fn(u64) -> u64| {
                 let frontier = Frontier::new(None, most);
                 (advanced(&frontier, (0..most as u64).map(ids)), frontier.admit(u64::MAX))
@@ -915,7 +915,7 @@ mod tests {
         }
     }
 
-    /// When memory is short, a few distinct ids open a range, however far apart they are.
+    /// When memory is short, a range is created for a few distinct ids, however far apart they are.
     #[test]
     fn short_memory_opens_a_range_for_a_quorum() {
         let young = Frontier::new(None, MOST);
@@ -1001,7 +1001,7 @@ mod tests {
         assert_eq!(frontier.admit(high + 4096), Inside);
     }
 
-    /// If the table cannot be opened nothing changes, and a later attempt may succeed.
+    /// If the range's table cannot be created, nothing changes, and a later attempt may succeed.
     #[test]
     fn a_range_opens_with_its_table_or_not_at_all() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1013,8 +1013,8 @@ mod tests {
         assert!(frontier.advance(&mut ahead, false, |range| range.start == 1 << 55));
     }
 
-    /// A few random ids do not open a range. Many random ids open ranges, but the range in use does
-    /// not change.
+    /// No range is created for a few random ids. For many random ids, ranges are created, but the
+    /// range in use does not change.
     #[test]
     fn random_ids_take_nothing_from_the_traffic() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1070,7 +1070,7 @@ mod tests {
         assert_eq!(frontier.high(), Some(begin + 9999));
     }
 
-    /// A few thousand ids far ahead do not open a range, and neither do a few frequent ids.
+    /// No range is created for a few thousand ids far ahead, or for a few frequent ids.
     #[test]
     fn few_strays_move_nothing() {
         let frontier = settled(1 << 50, 4096, 1000);

@@ -1,7 +1,7 @@
 //! Rolling tables: the ring of tables behind the counter engine and the existence engine.
 //!
-//! A *space* is divided into *tables* by ranges of ids. New ids are usually larger than old ones,
-//! so the newest table receives most new ids. When it is full, a *rollover* closes it at a boundary
+//! A *space* is divided into *tables* by ranges of ids. New ids are usually larger than old ids, so
+//! the newest table receives most new ids. When it is full, a *rollover* closes it at a boundary
 //! and creates an empty table above it. If a second service uses much larger ids, each service has
 //! an *open* table of its own, and both are replaced when they are full.
 //!

@@ -28,9 +28,9 @@
 //!
 //! [`Ring::finish`] removes the old slot once it is empty.
 //!
-//! **Joining** replaces adjacent small slots by one: [`Ring::join`]. A slot can drain only one
-//! other slot. Joining therefore copies the rows between *barrier* and *publish*, while writers of
-//! the range wait.
+//! **Joining** replaces adjacent small slots by a single slot: [`Ring::join`]. A slot can drain
+//! only one other slot. Joining therefore copies the rows between *barrier* and *publish*, while
+//! writers of the range wait.
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
@@ -163,7 +163,7 @@ impl<T> Entry<T> {
         self.slot
     }
 
-    /// The old slot whose rows are moving to this one. Readers search the old slot first. A writer
+    /// The old slot whose rows are moving to this slot. Readers search the old slot first. A writer
     /// first moves the row that it is about to change. The writer holds the row's stripe, so no
     /// other thread moves the same row.
     #[inline]
@@ -364,8 +364,8 @@ impl<T> Ring<T> {
     ///
     /// # Errors
     ///
-    /// Returns `parts` if no slot starts at `low`, if it is still draining another, or if the
-    /// lowest ids of the parts do not start at `low` and ascend within its range.
+    /// Returns `parts` if no slot starts at `low`, if that slot is still draining another slot, or
+    /// if the lowest ids of the parts do not start at `low` and ascend within its range.
     pub fn rewrite(&self, low: u64, parts: Vec<(u64, T)>) -> Result<Arc<Slot<T>>, Vec<(u64, T)>> {
         let _structure = self.structure.lock();
         let tables = self.load();
@@ -396,7 +396,7 @@ impl<T> Ring<T> {
     /// accepts writes. A reader with an older list of slots therefore never finds an outdated row.
     ///
     /// Returns `None`, and changes nothing, unless two or more slots cover the range exactly, none
-    /// of them drains another, and the newest is not among them.
+    /// of these slots drains another slot, and the newest slot is not among them.
     ///
     /// # Errors
     ///

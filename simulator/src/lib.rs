@@ -24,12 +24,12 @@
 //!
 //! With three of seven seeds, posts have ids in several ranges, with outliers (ids far above all
 //! tables of their range) in the gaps. In these runs likes fill the tables, snapshots are rare,
-//! every second restart is interrupted, and filters are often spilled and rebuilt for another
+//! every second restart is interrupted, and filters are often spilled and rebuilt for a different
 //! false-positive rate.
 //!
-//! `cargo xtask sim system --runs 1000` runs more seeds; `--seed 7` replays one. About one run in
-//! 5,000 hits a false positive of a filter without a ledger. A false positive disappears when the
-//! run is replayed with other hashes (`TIDEMARK_FILTER_SEED=8`); a bug does not.
+//! `cargo xtask sim system --runs 1000` runs more seeds; `--seed 7` replays seed 7. About one run
+//! in 5,000 hits a false positive of a filter without a ledger. A false positive disappears when
+//! the run is replayed with other hashes (`TIDEMARK_FILTER_SEED=8`); a bug does not.
 #![forbid(unsafe_code)]
 
 mod cable;

@@ -254,7 +254,7 @@ impl Row {
     }
 
     /// Returns the states that a read sent at version `since` may return: that state and all later
-    /// ones, acknowledged or not.
+    /// states, acknowledged or not.
     fn readable(&self, since: usize) -> States {
         let mut states = States::new();
         self.acknowledged(since).for_each(|state| add(&mut states, state.clone()));

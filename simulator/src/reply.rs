@@ -10,7 +10,8 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    /// Parses the first reply. Returns it and its length, or `None` if it is incomplete.
+    /// Parses the first reply. Returns the reply and its length, or `None` if the reply is
+    /// incomplete.
     pub(crate) fn read(bytes: &[u8]) -> Option<(Reply, usize)> {
         let end = bytes.windows(2).position(|two| two == b"\r\n")?;
         let line = String::from_utf8_lossy(&bytes[1..end]).into_owned();

@@ -49,7 +49,7 @@ pub(crate) struct World {
     pub(crate) elapsed: Cell<Duration>,
     /// Sum of all jumps of the wall clock.
     jumped_us: Cell<i64>,
-    /// Machines of the run: a single one, or a master and its replica.
+    /// Machines of the run: a single master, or a master and its replica.
     machines: Vec<Machine>,
     /// Index of the master.
     pub(crate) leader: Cell<usize>,
@@ -186,7 +186,7 @@ impl World {
             // With old snapshots and interrupted restarts, recovery depends mostly on the log.
             start_odds = 2;
             snapshot_odds = *random.choice(&[2, 8, u32::MAX]).expect("some");
-            // With this limit, 64 pairs open a new range.
+            // With this limit, a new range is created for 64 pairs.
             config.existence.iter_mut().for_each(|space| space.max_outliers = 1024);
             let ledger = if random.bool() { LedgerMode::Exact } else { LedgerMode::Off };
             config.existence[1].ledger = ledger;

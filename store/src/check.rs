@@ -31,7 +31,7 @@ use crate::staging::pending;
 pub enum Severity {
     /// No problem.
     Good,
-    /// A deviation without data loss. The next startup corrects it.
+    /// A deviation without data loss, which the next startup corrects.
     Note,
     /// The system refused a read, so the contents are unknown.
     NotRead,

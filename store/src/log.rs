@@ -187,7 +187,7 @@ impl Log {
             has_segment: !is_first,
             stats: LogStats::default(),
         };
-        // Recovery always begins a new segment, even after an empty one. A power cut may have
+        // Recovery always begins a new segment, even after an empty segment. A power cut may have
         // destroyed bytes of the old segment that replicas already received.
         match log.open_segment(end, void) {
             // Continue if the disk is full, so that the server can serve reads. The first append or

@@ -239,7 +239,7 @@ pub(crate) fn read_segment_head(
     Ok(SegmentHead::decode(&bytes[..n]))
 }
 
-/// Returns the headers of existing segments, from `newest` to older ones, up to a maximum of
+/// Returns the headers of existing segments, from `newest` to older segments, up to a maximum of
 /// `most`. Skips void segments, because no segment continues them.
 pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<SegmentHead>> {
     let numbers = segment_numbers(disk)?;

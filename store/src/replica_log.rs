@@ -99,7 +99,7 @@ impl ReplicaLog {
         Ok(())
     }
 
-    /// Makes the appended batches durable and truncates an incomplete one. Called after a link
+    /// Makes the appended batches durable and truncates an incomplete batch. Called after a link
     /// ends.
     ///
     /// After an error the batches between [`ReplicaLog::durable`] and [`ReplicaLog::written`] are

@@ -32,7 +32,8 @@ pub enum RestoreTarget {
     Latest,
     /// Last batch that ends at or before this offset.
     Offset(u64),
-    /// Last batch before the first batch written after this time, in milliseconds since 1970.
+    /// End of the last batch that precedes all batches written after this time, in milliseconds
+    /// since 1970.
     Time(u64),
 }
 

@@ -64,9 +64,9 @@ pub struct SegmentHead {
     pub void: bool,
     /// Lineage of the log.
     pub lineage: Lineage,
-    /// Segment number of this segment.
+    /// Sequence number of this segment in the log.
     pub segment: u64,
-    /// Segment number of the predecessor; 0 if there is no predecessor.
+    /// Sequence number of the preceding segment; 0 if there is no predecessor.
     pub previous: u64,
     /// Offset of the first batch in the lineage.
     pub base: u64,

@@ -331,7 +331,7 @@ impl Staging {
     }
 
     /// Durably replaces the current data set with the staged data set. `adopt` completes the
-    /// replacement in this process or a later one.
+    /// replacement in this process or a later process.
     pub fn commit(mut self) -> Result<()> {
         let log = self.log.take();
         let term = log.as_ref().map_or(0, ReplicaLog::term);

@@ -481,7 +481,7 @@ impl Store {
         })
     }
 
-    /// Adds files to the manifest and removes others from it, atomically.
+    /// Atomically adds files to the manifest and removes other files from it.
     ///
     /// The new files must be complete and synced under their final names. The caller may delete the
     /// removed files after this call, once no reader has them open. `durable` is an offset up to
@@ -566,8 +566,8 @@ impl Store {
         self.trim_log(self.needed_from().segment.min(self.log_from.load(Ordering::Relaxed)))
     }
 
-    /// Deletes the oldest segment unless startup or a pin needs it. Returns its number and its size
-    /// in bytes.
+    /// Deletes the oldest segment unless startup or a pin needs it. Returns the segment's number
+    /// and its size in bytes.
     ///
     /// The caller uses this to free space for new writes. Disconnected replicas may then need a
     /// full sync.

@@ -12,9 +12,9 @@ use std::fmt::Write as _;
 
 #[derive(Default)]
 struct NodeStatus {
-    /// Id of the node; empty if the node has none.
+    /// Id of the node; empty if the node has no id.
     id: String,
-    /// Version of the node's topology; -1 if the node has none.
+    /// Version of the node's topology; -1 if the node has no topology.
     version: String,
     rows: String,
     replication: String,

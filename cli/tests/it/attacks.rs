@@ -289,7 +289,7 @@ fn idle_connections_lock_no_client_out() {
             std::thread::sleep(Duration::from_millis(700));
         }
         // The server always accepts a client that sends a request, and never closes the connection
-        // of a client that has sent one.
+        // of a client that has sent a request.
         let mut friends = Vec::new();
         for _ in 0..20 {
             let mut friend = victim.program.client();
@@ -511,7 +511,7 @@ fn password_guessing_slows_no_other_client() {
                     let until = Instant::now() + Duration::from_secs(2);
                     let mut guess = 0u64;
                     // The server closes an unauthenticated connection after some time; the loop
-                    // then opens another one.
+                    // then opens another connection.
                     while Instant::now() < until {
                         let mut client = victim.program.client();
                         for _ in 0..500 {

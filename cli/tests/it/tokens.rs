@@ -4,8 +4,8 @@
 //! applied exactly once.
 //!
 //! With `always`, a kill loses no acknowledged write, but a failover may lose some, because
-//! replication is asynchronous. Sending all increments again restores the lost ones, because a
-//! token and its increment are written atomically.
+//! replication is asynchronous. Sending all increments again restores the lost increments, because
+//! a token and its increment are written atomically.
 //!
 //! `TIDEMARK_RUNS` sets the number of increments in thousands (default 8; 1000 before a release).
 
@@ -24,7 +24,7 @@ const ROWS: u64 = 500;
 const INCREMENTS_PER_BATCH: u64 = 100;
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Starts a server on the given port; 0 selects a free one.
+/// Starts a server on the given port; 0 selects a free port.
 fn serve(dir: &Path, port: u16) -> Program {
     std::fs::create_dir_all(dir).unwrap();
     let config = dir.join("tidemark.toml");

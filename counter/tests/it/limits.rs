@@ -252,8 +252,8 @@ fn a_popular_row_keeps_no_traffic_out_of_the_tables() {
     }
 }
 
-/// Two services write ids that are 2^52 apart to one space. Both ranges open new tables, and each
-/// row takes as little memory as in a separate space, even after a restart.
+/// Two services write ids that are 2^52 apart to one space. Tables are created in both ranges, and
+/// each row takes as little memory as in a separate space, even after a restart.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     let rows_per_table = 8192;

@@ -102,8 +102,8 @@ pub enum Change<'a> {
     Forgotten(u64),
 }
 
-/// Calls `each` for the entries of a batch's body: the number in the batch, the space, and the
-/// content. Stops when `each` returns false. The error describes damage.
+/// Calls `each` for the entries of a batch's body: the entry's position in the batch, its space,
+/// and its content. Stops when `each` returns false. The error describes damage.
 pub fn each_change(
     body: &[u8],
     mut each: impl FnMut(u32, u32, Change<'_>) -> bool,

@@ -22,7 +22,7 @@ impl Damaged {
         parts.len() < MAX_DAMAGED_BLOCKS && parts.insert(offset)
     }
 
-    /// Removes a file that was read completely without an error.
+    /// Forgets the recorded damage of a file that was read completely without an error.
     pub(crate) fn clear_damage(&self, file: &str) {
         self.0.lock().remove(file);
     }

@@ -243,7 +243,7 @@ impl ColdSpace {
         Ok(0)
     }
 
-    /// Random id from a random block, or `None` if all rows of the block are deleted.
+    /// Returns a random id from a random block, or `None` if all rows of the block are deleted.
     pub fn some_id(
         &self,
         space: &counter::Space,

@@ -28,8 +28,8 @@ thread_local! {
 }
 
 impl ColdCache {
-    /// Runs `read` and returns the missing rows. If there are any, the caller discards the result,
-    /// [fetches](super::Cold::fetch) them and calls this function again.
+    /// Runs `read` and returns the missing rows. If rows are missing, the caller discards the
+    /// result, [fetches](super::Cold::fetch) them and calls this function again.
     pub fn collect_missing(&self, read: impl FnOnce()) -> ColdReads {
         struct StopRecording;
         impl Drop for StopRecording {

@@ -319,7 +319,7 @@ impl Durability {
         self.release.wait(|_| (self.applied_and_synced().offset > offset).then_some(())).await;
     }
 
-    /// Returns a receiver of changes of the appended or synced end.
+    /// Returns a receiver that is notified when the appended or the synced end changes.
     pub fn subscribe(&self) -> watch::Receiver<(u64, u64)> {
         self.grown.subscribe()
     }

@@ -1,7 +1,7 @@
 //! Current engines of a data set: an immutable value that is replaced as a whole.
 //!
-//! A request batch, a page or a snapshot uses one value throughout, so it never sees half of a
-//! change. A reference keeps dropped spaces in memory, so its holder releases it as soon as
+//! A request batch, a page request or a snapshot uses one value throughout, so it never sees half
+//! of a change. A reference keeps dropped spaces in memory, so its holder releases it as soon as
 //! possible.
 
 use crate::engines::registry::Engines;
@@ -38,7 +38,7 @@ impl Current {
         self.now.load()
     }
 
-    /// Returns the engines for longer work.
+    /// Returns the engines for work that takes longer than one event-loop iteration.
     pub fn load(&self) -> Arc<Engines> {
         self.now.load_full()
     }

@@ -48,7 +48,7 @@ pub struct CounterSpace {
 }
 
 impl CounterSpace {
-    /// Number in the catalogue and in log records.
+    /// Space number, as used in the catalogue and in log records.
     #[inline]
     pub fn number(&self) -> u32 {
         self.number
@@ -158,7 +158,7 @@ impl ExistenceSpace {
         self.made.recycled_ids == RecycledIds::Count
     }
 
-    /// Number in the catalogue and in log records.
+    /// Space number, as used in the catalogue and in log records.
     #[inline]
     pub fn number(&self) -> u32 {
         self.number
@@ -169,7 +169,7 @@ impl ExistenceSpace {
         &self.made.name
     }
 
-    /// Declared options, with later changes.
+    /// Returns the declared options of the space, including later changes.
     pub fn declared(&self) -> &options::Existence {
         &self.made
     }
@@ -185,14 +185,14 @@ impl ExistenceSpace {
         &self.cold
     }
 
-    /// The ledger, if the space has one.
+    /// Returns the ledger, if the space has a ledger.
     #[inline]
     pub fn ledger(&self) -> Option<&Arc<PairLedger>> {
         self.ledger.as_ref()
     }
 
     /// Whether a pair that the filters report as set is actually set. Looks up the pair in the
-    /// ledger, if there is one.
+    /// ledger, if the space has a ledger.
     #[inline]
     pub(crate) fn confirm_set(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
         self.ledger.as_ref().map_or(Ok(true), |ledger| ledger.contains(id, member))

@@ -233,8 +233,8 @@ impl Engines {
         }
     }
 
-    /// Closes the newest table of an existence space, and marks this for the log. Returns false if
-    /// the table is empty.
+    /// Closes the newest table of an existence space, and marks the change for the log. Returns
+    /// false if the table is empty.
     pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
         let mut turn = self.turn(0);
         turn.affects_all_ids();

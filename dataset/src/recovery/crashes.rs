@@ -299,7 +299,7 @@ struct Sums {
 struct Life<'a> {
     seed: u64,
     /// Ids that this process changes. Each process uses higher ids than the previous process, so
-    /// that new tables open.
+    /// that new tables are created.
     ids: &'a [u64],
     current: &'a Current,
     store: &'a Store,

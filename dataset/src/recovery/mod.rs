@@ -57,7 +57,7 @@ pub enum RecoverError {
     Newer {
         /// Path of the folder.
         folder: std::path::PathBuf,
-        /// Unknown record kind.
+        /// Kind of the unrecognized record.
         kind: u32,
     },
     /// The folder cannot be created.
@@ -334,7 +334,7 @@ fn gather_outliers(engines: &Engines) {
 }
 
 /// Reads the newest catalogue of a data folder, even while another process uses it. Returns `None`
-/// if there is none.
+/// if the folder has no catalogue.
 pub fn catalogue_of(disk: &dyn Disk) -> Result<Option<Catalogue>, RecoverError> {
     let mut newest: Result<Option<Catalogue>, Unreadable> = Ok(None);
     store::peek(disk, RecordKind::Catalogue as u8, &mut |payload| {

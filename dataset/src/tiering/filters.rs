@@ -205,8 +205,8 @@ fn needs_work(space: &ExistenceSpace) -> bool {
         || space.cold().files().first().is_some_and(|file| file.entry().tag.high < horizon)
 }
 
-/// Spills the oldest table in memory. If there is none, merges the table with the most late pairs.
-/// Returns `None` if there is no such table either.
+/// Spills the oldest table in memory. If no table can be spilled, merges the table with the most
+/// late pairs. Returns `None` if no table has late pairs either.
 pub(crate) fn spill_oldest(
     ground: &SpillContext<'_>,
     space: &ExistenceSpace,

@@ -49,8 +49,8 @@ pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Opti
     oldest.map(|range| SpillContext::of(live).spill(space, range.low, range.last, 0)).transpose()
 }
 
-/// Flushes the ledger, if there is one, then spills the oldest table of pairs in memory. If there
-/// is no such table, merges the table with the most late pairs.
+/// Flushes the ledger, if the space has a ledger, then spills the oldest table of pairs in memory.
+/// If there is no such table, merges the table with the most late pairs.
 pub fn spill_oldest_pairs(
     live: &Live<'_>,
     space: &ExistenceSpace,

@@ -107,7 +107,7 @@ pub async fn hand_over<G: HandoverSource>(
         let has_unconfirmed_handover = giver.cluster().has_unconfirmed_handover();
         let told = send_topology_to_all(giver, &next).await;
         // All masters, including the new owners, and all replicas of this node must receive the
-        // topology. A node that refuses the topology knows a later one.
+        // topology. A node that refuses the topology has a later topology.
         let is_needed = |(member, error): &&(&Member, String)| {
             member.master.is_none()
                 || member.master.as_ref() == Some(&next.own_id)

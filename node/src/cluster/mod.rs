@@ -68,7 +68,7 @@ pub struct Cluster {
     pub health: health::Health,
     /// Number of requests sent to other nodes for their part of a client's request.
     pub asked: AtomicU64,
-    /// Number of these requests that failed because of a timeout or a missing connection.
+    /// Number of requests to other nodes that failed because of a timeout or a missing connection.
     pub unanswered: AtomicU64,
     /// Serializes changes to the cluster state, including the write to disk.
     changing: Mutex<()>,
@@ -115,8 +115,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Replaces the topology if `next` returns one. The new topology is durable when this function
-    /// returns. Returns whether the topology changed.
+    /// Replaces the topology if `next` returns a new topology. The new topology is durable when
+    /// this function returns. Returns whether the topology changed.
     pub fn change(
         &self,
         dir: &Path,

@@ -65,7 +65,8 @@ pub mod flag {
     pub const NAMED: u32 = 1 << 27;
     /// A write that also returns stored data.
     pub const READS: u32 = 1 << 28;
-    /// Replies with one element for each id, so a cluster node can merge the replies of others.
+    /// Replies with one element for each id, so a cluster node can merge the replies of several
+    /// nodes.
     pub const PER_ID: u32 = 1 << 29;
     /// Accepts its ids as one packed string (`id_list`).
     pub const PACKED: u32 = 1 << 30;

@@ -261,8 +261,8 @@ impl Failover {
         Ok(())
     }
 
-    /// Aborts a failover: FAILOVER ABORT or the timeout. Fails if there is none, or if the replica
-    /// may have taken over.
+    /// Aborts a failover: FAILOVER ABORT or the timeout. Fails if no failover is in progress, or if
+    /// the replica may have taken over.
     pub fn abort(&self, node: &Node, why: &str) -> Result<(), String> {
         self.restore_master(node, why, None)
     }

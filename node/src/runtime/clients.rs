@@ -88,7 +88,7 @@ pub struct Client {
     pub queued_bytes: AtomicUsize,
     /// Share of the client's buffers in the memory of all clients.
     pub buffers: Share,
-    /// Bytes of the client's subscriptions and watched keys, in its own lists and in shared ones.
+    /// Bytes of the client's subscriptions and watched keys, in its own lists and in shared lists.
     pub kept_bytes: AtomicUsize,
     /// Share of `kept_bytes` in the memory of all clients.
     stored_share: Share,
@@ -226,8 +226,8 @@ impl Client {
         self.buffers.counted() + self.inbox.counted() + self.stored_share.counted()
     }
 
-    /// Sets the bytes of the client's subscriptions and watched keys. Called only by its own
-    /// worker.
+    /// Sets the bytes of the client's subscriptions and watched keys. Only the client's own worker
+    /// calls this function.
     pub fn set_stored_bytes(&self, bytes: usize) {
         self.kept_bytes.store(bytes, Relaxed);
         self.stored_share.set(bytes);

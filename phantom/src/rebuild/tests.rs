@@ -96,7 +96,7 @@ fn outliers_are_in_no_new_filter() {
 }
 
 /// R5: a rebuild must not begin during the move of an outlier. The successor might miss the moved
-/// pair, which would still count as an outlier when the list is put.
+/// pair, which would still count as an outlier when the listed pairs are added to the successor.
 #[test]
 fn rebuild_begins_behind_moves_of_outliers() {
     const FAR: u64 = 1 << 40;

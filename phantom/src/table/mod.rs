@@ -49,7 +49,7 @@ impl ChainedFilter {
         ChainedFilter { filter, pairs: AtomicU64::new(pairs), capacity }
     }
 
-    /// Number of pairs, including deleted ones. A filter at capacity accepts no more.
+    /// Number of pairs, including deleted pairs. A filter at capacity accepts no more pairs.
     pub(crate) fn pairs(&self) -> u64 {
         self.pairs.load(Relaxed)
     }
@@ -211,7 +211,7 @@ impl Table {
         self.pairs() + self.touched.load(Relaxed)
     }
 
-    /// Number of pairs in all filters, including deleted ones.
+    /// Returns the number of pairs in all filters, including deleted pairs.
     pub(crate) fn pairs(&self) -> u64 {
         self.links().map(ChainedFilter::pairs).sum::<u64>() + self.cold().map_or(0, Cold::pairs)
     }

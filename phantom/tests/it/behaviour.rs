@@ -449,8 +449,8 @@ fn outlying_ids_are_refused_at_the_memory_limit() {
     assert!(space.layout().len() > 3);
 }
 
-/// Two services write to one space, with ids 2^52 apart. Both ranges open new tables, and each
-/// table keeps its false-positive rate.
+/// Two services write to one space, with ids 2^52 apart. Tables are created in both ranges, and
+/// each table keeps its false-positive rate.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     for spill in [false, true] {
@@ -479,7 +479,7 @@ fn two_ranges_of_ids_roll_side_by_side() {
         assert_eq!(tables.iter().filter(|table| table.early == 0).count(), 2, "open tables");
         assert!((0..1_000_000).all(|i| contains(&space, id(i), i) == Answer::Yes));
         assert_eq!(space.oldest_in_memory().map(|(low, _)| low), Some(0));
-        // Both ranges still open new tables after a restart from a snapshot without a log.
+        // Tables are still created in both ranges after a restart from a snapshot without a log.
         let copy = crate::copies::copy(&space);
         copy.lead();
         assert_eq!(

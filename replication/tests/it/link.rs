@@ -14,7 +14,7 @@ pub(crate) struct Link {
     pub(crate) follower: Option<Follower>,
     pub(crate) to_master: VecDeque<(u64, Vec<u8>)>,
     pub(crate) to_replica: VecDeque<(u64, Vec<u8>)>,
-    /// Whether the master sends more bytes only after the replica has received all earlier ones.
+    /// Whether the master sends more bytes only after the replica has received all earlier bytes.
     pub(crate) narrow: bool,
     pub(crate) was_following: bool,
     /// End of the master's log when the master answered Hello.

@@ -327,7 +327,7 @@ mod tests {
         String::from_utf8_lossy(&guest.answers(&request(words)).await).into_owned()
     }
 
-    /// Merges the replies of many short requests into one.
+    /// Merges the replies of many short requests into one reply.
     fn joined(replies: &[String]) -> String {
         if replies[0].starts_with(':') {
             let numbers = replies.iter().map(|reply| reply[1..].trim().parse::<i64>().unwrap());

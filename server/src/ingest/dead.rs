@@ -1,6 +1,6 @@
 //! Dead letters are events that could not be applied. They are stored as one JSON object per line,
 //! in a file of bounded size. A dead letter is written before the offset advances. A crash may
-//! therefore duplicate a letter, but never loses one.
+//! therefore duplicate a letter, but never loses a letter.
 
 use base64::Engine as _;
 use dataset::clock::unix_ms;

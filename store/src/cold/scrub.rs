@@ -123,7 +123,7 @@ impl Scrub {
         wanted as u64
     }
 
-    /// Verifies a page or a part of one: `n` bytes at index `at` of the buffer, from `offset` in
+    /// Verifies a page or a part of a page: `n` bytes at index `at` of the buffer, from `offset` in
     /// the file. Reports damage if `n` is less than `wanted`.
     fn verify(&mut self, offset: u64, at: usize, n: usize, wanted: usize) -> Result<()> {
         let bytes = &self.memory[self.start + at..][..n];

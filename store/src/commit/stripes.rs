@@ -79,7 +79,8 @@ pub struct WriteGuard<'a, K> {
 }
 
 /// A writer's lock of several or all stripes. Other writers of these stripes wait, and all marks go
-/// into one batch (C6). The thread that holds the guard may enter these stripes, but no others.
+/// into one batch (C6). The thread that holds the guard may enter these stripes, but no other
+/// stripes.
 pub struct Exclusive<'a, K: Copy> {
     committer: &'a Committer<K>,
     joined: MutexGuard<'a, Joined<K>>,
@@ -193,7 +194,7 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
 }
 
 impl<K> Drop for WriteGuard<'_, K> {
-    /// Runs under the stripe's lock, so the marks are in this round or an earlier one.
+    /// Runs under the stripe's lock, so the marks are in this round or an earlier round.
     #[inline]
     fn drop(&mut self) {
         if self.last_change.is_none() && !self.affects_all_ids {

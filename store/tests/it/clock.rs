@@ -18,7 +18,7 @@
 //! - The recovered state is a prefix of the history. If a round has several batches, this holds for
 //!   each key separately.
 //!
-//! `cargo xtask sim clock --runs 100000` runs more seeds; `--seed 7` replays one.
+//! `cargo xtask sim clock --runs 100000` runs more seeds; `--seed 7` replays seed 7.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -14,7 +14,7 @@
 //! - The state that results from snapshot and log equals that prefix (promises 2 and 3).
 //! - Without bit rot, startup never reports damage.
 //!
-//! `cargo xtask sim crash --runs 100000` runs more seeds; `--seed 7` replays one.
+//! `cargo xtask sim crash --runs 100000` runs more seeds; `--seed 7` replays seed 7.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -11,7 +11,7 @@ fn disk_of(disk: &SimDisk) -> Arc<dyn Disk> {
     Arc::new(disk.clone())
 }
 
-/// Reads all steps up to `limit`. Returns the sequence numbers and bodies of the batches.
+/// Reads the log up to `limit`. Returns the sequence numbers and bodies of the batches.
 fn follow(tail: &mut Tail, limit: Position) -> Vec<(u64, Vec<u8>)> {
     let mut batches = Vec::new();
     loop {

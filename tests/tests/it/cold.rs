@@ -331,7 +331,7 @@ fn changes_are_merged_by_themselves() {
 }
 
 /// Each file takes a file descriptor and a search step, so files with few remaining rows are merged
-/// into one. A merge observes its rate limit until a writer needs memory or the server stops.
+/// into one file. A merge observes its rate limit until a writer needs memory or the server stops.
 #[test]
 fn a_slow_merge_delays_no_request() {
     let server = TestServer::with(|config| {

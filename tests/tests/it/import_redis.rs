@@ -369,7 +369,7 @@ fn import_reads_older_layouts() {
         let row = row(&mut ours, &format!("post:{id}"));
         assert_eq!((row["like"], row["read"]), (id as i64 * 3, id as i64 * 7));
         assert_eq!(row["comment"], id as i64 + 1);
-        // The field is the BITCOUNT of the post's bitmap, if the post has one.
+        // The field is the BITCOUNT of the post's bitmap, if the post has a bitmap.
         assert_eq!(row["repost"], if id <= 200 { 5 } else { 0 });
     }
     for id in [1u64, 200] {
@@ -480,7 +480,7 @@ fn import_follows_changes_until_both_are_equal() {
     let port = redis.port;
     let more = ["--follow", "--until-idle", "2", "--rate", "4000", "--verify"];
     let running = import(folder.path(), port, server.port(), &more).spawn().unwrap();
-    // The import copies during the first writes and follows during the last ones.
+    // The import copies during the first writes and follows the source during the last writes.
     let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..200 {
         let mut pipe = redis::pipe();

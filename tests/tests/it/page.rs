@@ -321,7 +321,7 @@ fn the_order_of_loading_does_not_matter() {
     }
 }
 
-/// Returns a random request: mostly pages, some likes, and invalid ones.
+/// Returns a random request: mostly page requests, some likes, and some invalid requests.
 fn any_request(rng: &mut fastrand::Rng) -> Vec<u8> {
     let most = if rng.u8(..10) == 0 { 80 } else { 8 };
     let number = rng.usize(1..most);

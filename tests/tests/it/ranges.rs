@@ -1,5 +1,5 @@
-//! Two services share a space, with ids 2^52 apart: no write is refused, both ranges open new
-//! tables, and a restart, a crash and a replica reproduce tables and rows.
+//! Two services share a space, with ids 2^52 apart: no write is refused, tables are created in both
+//! ranges, and a restart, a crash and a replica reproduce tables and rows.
 
 use crate::replication::{follow, wait_for_sync};
 use redis::{Connection, cmd};

@@ -366,7 +366,7 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     let mut new = modern(&server);
     let new_id = new.ask(&["CLIENT", "ID"])[1..].to_owned();
 
-    // Both sides use RESP2, and two clients redirect to one.
+    // Both sides use RESP2, and two clients redirect to one client.
     let (mut one, mut two) = (server.raw(), modern(&server));
     track(&mut one, &["REDIRECT", &old_id]);
     track(&mut two, &["REDIRECT", &old_id]);

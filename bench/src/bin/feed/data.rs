@@ -71,7 +71,7 @@ impl Liked {
 /// Distribution of the posts of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PostDistribution {
-    /// Only the newest 20,000 posts; newer posts are more likely.
+    /// Only the newest 20,000 posts. Newer posts are drawn more often.
     Hot,
     /// All posts, uniformly.
     Uniform,

@@ -239,7 +239,7 @@ impl Question {
     }
 
     /// Appends the count as little-endian i64 (-1 below the horizon), then `top` members as
-    /// little-endian u64, of which the last ones may be 0.
+    /// little-endian u64, padded with zeros.
     fn pack<'m>(
         &self,
         count: Option<usize>,

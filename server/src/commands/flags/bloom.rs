@@ -298,7 +298,7 @@ pub(crate) fn load(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Returns whether an id has a member; a key outside all spaces has none.
+/// Returns whether an id has a member; a key outside all spaces has no members.
 pub(crate) fn contains(
     pairs: Option<(&ExistenceSpace, u64)>,
     member: &Member<'_>,

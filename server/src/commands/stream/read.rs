@@ -173,7 +173,7 @@ fn xread(call: &mut Call<'_>) -> Outcome {
 }
 
 impl ReadRequest {
-    /// Reads the available entries; returns the streams that have any.
+    /// Reads the available entries; returns the streams that have entries.
     fn read(
         &mut self,
         log: Log<'_>,
