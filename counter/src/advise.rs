@@ -185,7 +185,7 @@ impl Space {
     }
 
     /// Like [`Space::advise`], but includes rows outside memory. `elsewhere` is the number of those
-    /// rows. `sample(n, f)` must call `f` for about n of them.
+    /// rows. `sample(n, f)` must call `f` for about n of those rows.
     pub fn advise_with<E>(
         &self,
         elsewhere: u64,

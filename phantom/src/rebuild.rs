@@ -97,7 +97,7 @@ pub struct TableLoad {
     pub early: u64,
     /// All filters except the first.
     pub extensions: usize,
-    /// Whether its filters are on disk.
+    /// Whether the table's filters are on disk.
     pub is_cold: bool,
 }
 

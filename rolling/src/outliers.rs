@@ -535,8 +535,8 @@ mod tests {
         assert_eq!((all(), table.lock()[&A]), (vec![(C, 2)], 5));
     }
 
-    /// Two threads write and one moves entries while the frontier advances. No increment is lost,
-    /// and no reader misses an id.
+    /// Two threads write, and a third thread moves entries, while the frontier advances. No
+    /// increment is lost, and no reader misses an id.
     #[test]
     fn nothing_is_lost_on_the_way_into_the_tables() {
         for round in 0..200 {

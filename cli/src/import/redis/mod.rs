@@ -119,7 +119,7 @@ struct RedisImport<'a> {
     report: Option<Arc<File>>,
 }
 
-/// Runs the import. Returns an error also if a key was not copied, or if the comparison found a
+/// Runs the import. Also returns an error if a key was not copied or the comparison found a
 /// difference.
 pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     let started = Instant::now();
