@@ -1,8 +1,7 @@
 //! Shared workload helpers: realistic ids and rows, client threads, percentiles.
 
 use crate::server::Server;
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{Client, Reply};
 use std::io;
 
 /// Returns a post id with 16 digits. As in microblogs, there are gaps between ids.
@@ -18,7 +17,7 @@ pub fn text(n: u64) -> Vec<u8> {
 /// Reads `replies` replies. An error reply is returned as an error.
 pub fn take(client: &mut Client, replies: usize) -> io::Result<()> {
     for _ in 0..replies {
-        if let OwnedFrame::Error(words) = client.reply()? {
+        if let Reply::Error(words) = client.reply()? {
             return Err(io::Error::other(words.to_string()));
         }
     }

@@ -11,10 +11,9 @@ use crate::full_tables;
 use crate::full_tables::Full;
 use crate::terminal::{Align, Paint, grouped, table};
 use clap::Args;
+use client::{Client, Reply, info_field};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
-use node::client::Client;
 use node::config::Config;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt::Write;
 use std::io::{self, Write as _};
 use std::net::TcpListener;
@@ -178,7 +177,7 @@ fn load<T>(
     let started = Instant::now();
     let take = |client: &mut Client, leave: usize| -> io::Result<()> {
         while client.waiting() > leave {
-            if let OwnedFrame::Error(reason) = client.reply()? {
+            if let Reply::Error(reason) = client.reply()? {
                 return Err(io::Error::other(format!("{what}: {reason}")));
             }
             progress.inc(1);
@@ -230,23 +229,23 @@ fn load_readings(client: &mut Client, posts: &[Post], count: usize) -> io::Resul
     })
 }
 
-fn show(page: &[Post], reply: OwnedFrame, paint: Paint) -> io::Result<String> {
+fn show(page: &[Post], reply: Reply, paint: Paint) -> io::Result<String> {
     let unexpected = || io::Error::other("unexpected reply to FEED.GET");
-    let OwnedFrame::Array(replies) = reply else { return Err(unexpected()) };
+    let Reply::Array(replies) = reply else { return Err(unexpected()) };
     let header = ["post", "at", "likes", "reposts", "comments", "reads", "I liked", "I read"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     for (post, row) in page.iter().zip(replies) {
-        let OwnedFrame::Array(row) = row else { return Err(unexpected()) };
+        let Reply::Array(row) = row else { return Err(unexpected()) };
         let (hour, minute) = post.clock();
         let mut cells = vec![post.id.to_string(), format!("{hour:02}:{minute:02}")];
         for (i, cell) in row.iter().enumerate() {
             cells.push(match (i, cell) {
-                (0..4, OwnedFrame::Integer(n)) if *n < 0 => n.to_string(),
-                (0..4, OwnedFrame::Integer(n)) => grouped(*n as u64),
-                (4, OwnedFrame::Integer(1)) => "♥".into(),
-                (5.., OwnedFrame::Integer(1)) => "✓".into(),
-                (4.., OwnedFrame::Integer(0)) => String::new(),
-                (4.., OwnedFrame::Null) => "?".into(),
+                (0..4, Reply::Integer(n)) if *n < 0 => n.to_string(),
+                (0..4, Reply::Integer(n)) => grouped(*n as u64),
+                (4, Reply::Integer(1)) => "♥".into(),
+                (5.., Reply::Integer(1)) => "✓".into(),
+                (4.., Reply::Integer(0)) => String::new(),
+                (4.., Reply::Null) => "?".into(),
                 _ => return Err(unexpected()),
             });
         }
@@ -447,12 +446,8 @@ fn used_memory(client: &mut Client) -> io::Result<f64> {
 }
 
 fn info(client: &mut Client, section: &str, name: &str) -> io::Result<String> {
-    let OwnedFrame::BulkString(info) = client.call(&[b"INFO", section.as_bytes()])? else {
-        return Err(io::Error::other("unexpected reply to INFO"));
-    };
-    let info = String::from_utf8_lossy(&info).into_owned();
-    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    value
-        .map(|v| v.trim().to_owned())
-        .ok_or_else(|| io::Error::other(format!("INFO has no field {name}")))
+    let info = client.call(&[b"INFO", section.as_bytes()])?.into_text();
+    let info = info.ok_or_else(|| io::Error::other("unexpected reply to INFO"))?;
+    let value = info_field(&info, name).map(str::to_owned);
+    value.ok_or_else(|| io::Error::other(format!("INFO has no field {name}")))
 }

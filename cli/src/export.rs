@@ -7,13 +7,12 @@
 
 use crate::import::lines::rate;
 use crate::import::redis::layout::{printable, shown};
-use crate::import::redis::source::{BlockingConnection, RedisSource, Side};
+use crate::import::redis::source::{RedisSource, Side};
 use crate::import::rows::{AllRows, Cursor, Row};
 use clap::{Args, ValueEnum};
+use client::{Client, ConnectArgs, Reply, put_command};
 use dataset::key_patterns::{Kind, Pattern};
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
-use node::client::connect::{ConnectArgs, put_command};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -69,7 +68,7 @@ pub(super) enum Format {
 
 enum Target {
     Lines(Format, Box<dyn Write>, Option<PartialFile>),
-    Redis(BlockingConnection, Pattern),
+    Redis(Client, Pattern),
 }
 
 /// Temporary file in the folder of the output file. When the temporary file is complete, it
@@ -211,7 +210,7 @@ impl Target {
                 let (mut refused, mut keys) = (None, keys.iter());
                 let sent = remote.batch(&requests, rows.len(), |reply| {
                     let key = keys.next();
-                    if let (OwnedFrame::Error(reason), Some(key)) = (reply, key) {
+                    if let (Reply::Error(reason), Some(key)) = (reply, key) {
                         refused.get_or_insert((key.clone(), reason));
                     }
                 });

@@ -1,8 +1,7 @@
 //! `tidemark ping`: health check of a server.
 
 use clap::Args;
-use node::client::connect::ConnectArgs;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{ConnectArgs, Reply};
 use std::time::Duration;
 
 /// Asks a server whether it is up. The exit status is 0 if it answers PONG.
@@ -46,8 +45,8 @@ async fn ping(to: &ConnectArgs) -> Result<(), String> {
     let tls = to.tls().map_err(|e| e.to_string())?;
     let mut link = to.open(tls.as_ref()).await.map_err(|e| e.to_string())?;
     match link.call(&[b"PING"]).await.map_err(|e| e.to_string())? {
-        OwnedFrame::SimpleString(text) if text == b"PONG" => Ok(()),
-        OwnedFrame::Error(error) => Err(error),
+        Reply::SimpleString(text) if text == b"PONG" => Ok(()),
+        Reply::Error(error) => Err(error),
         other => Err(format!("unexpected reply: {other:?}")),
     }
 }

@@ -3,8 +3,7 @@
 //! (`FAILOVER`).
 
 use clap::Args;
-use node::client::connect::{ConnectArgs, Link, within};
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{ConnectArgs, Link, Reply, info_field, within};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -47,16 +46,13 @@ struct Info(String);
 impl Info {
     async fn of(link: &mut Link) -> io::Result<Info> {
         match link.ask(&[b"INFO", b"replication"]).await? {
-            OwnedFrame::BulkString(text) => Ok(Info(String::from_utf8_lossy(&text).into_owned())),
+            Reply::BulkString(text) => Ok(Info(String::from_utf8_lossy(&text).into_owned())),
             other => Err(io::Error::other(format!("unexpected reply: {other:?}"))),
         }
     }
 
     fn get(&self, field: &str) -> &str {
-        let value =
-            |line: &'_ str| line.split_once(':').filter(|(name, _)| *name == field).is_some();
-        let line = self.0.lines().find(|line| value(line));
-        line.and_then(|line| line.split_once(':')).map_or("", |(_, value)| value)
+        info_field(&self.0, field).unwrap_or_default()
     }
 
     fn is_master(&self) -> bool {

@@ -279,10 +279,8 @@ impl Raw {
 
 /// Encodes a request as an array of bulk strings.
 pub fn request(args: &[&str]) -> Vec<u8> {
-    let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
-    for arg in args {
-        bytes.extend_from_slice(format!("${}\r\n{arg}\r\n", arg.len()).as_bytes());
-    }
+    let mut bytes = Vec::new();
+    client::put_command(&mut bytes, &args.iter().map(|arg| arg.as_bytes()).collect::<Vec<_>>());
     bytes
 }
 

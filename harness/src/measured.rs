@@ -1,8 +1,7 @@
 //! A measured server process: Tidemark or a server for comparison, on a free port, in its own
 //! folder.
 
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{Client, Reply, info_field};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -181,7 +180,7 @@ impl Server {
         while !self
             .client()
             .and_then(|mut c| c.call(&[b"PING"]))
-            .is_ok_and(|r| !matches!(r, OwnedFrame::Error(_)))
+            .is_ok_and(|r| !matches!(r, Reply::Error(_)))
         {
             if started.elapsed() > Duration::from_secs(600) {
                 return Err(io::Error::other("the server does not become ready"));
@@ -266,14 +265,12 @@ impl Server {
     /// Returns the value of an INFO field.
     pub fn info(&self, name: &str) -> io::Result<String> {
         let reply = self.client()?.call(&[b"INFO"])?;
-        let OwnedFrame::BulkString(text) = reply else {
+        let Reply::BulkString(text) = reply else {
             return Err(io::Error::other(format!("INFO: {reply:?}")));
         };
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value
-            .map(|v| v.trim().to_owned())
-            .ok_or_else(|| io::Error::other(format!("no {name} in INFO")))
+        let text = String::from_utf8_lossy(&text);
+        let value = info_field(&text, name).map(str::to_owned);
+        value.ok_or_else(|| io::Error::other(format!("no {name} in INFO")))
     }
 
     /// Resident anonymous memory in MiB, without the page cache.

@@ -2,8 +2,7 @@
 //! stored likes.
 
 use crate::{program, within};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{Client, Reply, info_field};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::{Path, PathBuf};
@@ -158,15 +157,15 @@ impl Program {
 
     /// Sends a command. Returns a null reply if the server closes the connection. A server that
     /// replaces its data set closes connections.
-    pub fn ask(&self, words: &str) -> OwnedFrame {
+    pub fn ask(&self, words: &str) -> Reply {
         let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
-        self.client().call(&words).unwrap_or(OwnedFrame::Null)
+        self.client().call(&words).unwrap_or(Reply::Null)
     }
 
     /// Returns the value of an INFO field. Empty if the field or the reply is missing.
     pub fn info(&self, key: &str) -> String {
         match self.ask("INFO") {
-            OwnedFrame::BulkString(all) => info_line(all, key).unwrap_or_default(),
+            Reply::BulkString(all) => info_line(all, key).unwrap_or_default(),
             _ => String::new(),
         }
     }
@@ -274,12 +273,12 @@ pub fn like_from(
         let mut enough = false;
         for like in sent {
             match client.reply() {
-                Ok(OwnedFrame::Array(items)) => {
-                    // A reply of 0 for a new member means a false positive (one in ten thousand):
-                    // the like was not stored.
-                    likes.insert(like, items[0] == OwnedFrame::Integer(1));
+                Ok(Reply::Array(items)) => {
+                    // A reply of 0 for a new member is a false positive (one in ten thousand). The
+                    // like was not stored.
+                    likes.insert(like, items[0] == Reply::Integer(1));
                 }
-                Ok(OwnedFrame::Error(words)) => enough |= on_refusal(&words),
+                Ok(Reply::Error(words)) => enough |= on_refusal(&words),
                 Ok(other) => panic!("{other:?}"),
                 Err(_) => return likes,
             }
@@ -312,8 +311,8 @@ pub fn check(port: u16, likes: &Likes) -> StoredLikes {
             let Some(&(post, member)) = asked.next() else { break };
             client.push(&[b"PH.EXISTS", b"liked", &text(member), &text(post)]);
         }
-        let OwnedFrame::Array(found) = client.reply().unwrap() else { panic!("no array") };
-        let is_set = found[0] == OwnedFrame::Integer(1);
+        let Reply::Array(found) = client.reply().unwrap() else { panic!("no array") };
+        let is_set = found[0] == Reply::Integer(1);
         assert!(
             is_set || !acknowledged,
             "post {post}, member {member}: an acknowledged write was lost"
@@ -326,8 +325,8 @@ pub fn check(port: u16, likes: &Likes) -> StoredLikes {
     for (post, count) in flags_of {
         let row = client.call(&[b"HGET", &[b"post:", &text(post)[..]].concat(), b"like"]).unwrap();
         let likes = match row {
-            OwnedFrame::BulkString(n) => String::from_utf8(n).unwrap().parse::<i64>().unwrap(),
-            OwnedFrame::Null => 0,
+            Reply::BulkString(n) => String::from_utf8(n).unwrap().parse::<i64>().unwrap(),
+            Reply::Null => 0,
             other => panic!("{other:?}"),
         };
         // A false positive (one in ten thousand absent pairs) reads as a set flag, but no like was
@@ -348,13 +347,13 @@ pub fn acknowledged(likes: &Likes) -> usize {
 }
 
 /// Sends a command and returns its reply.
-pub fn call(client: &mut Client, words: &str) -> OwnedFrame {
+pub fn call(client: &mut Client, words: &str) -> Reply {
     client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).unwrap()
 }
 
 fn info_line(all: Vec<u8>, key: &str) -> Option<String> {
     let all = String::from_utf8(all).unwrap();
-    all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':').map(str::to_owned))
+    info_field(&all, key).map(str::to_owned)
 }
 
 /// Returns a number from an INFO line such as `asked=7,reads=2`.
@@ -365,7 +364,7 @@ pub fn number_in(line: &str, name: &str) -> Option<u64> {
 
 /// Returns the value of an INFO field, which must exist.
 pub fn info(client: &mut Client, key: &str) -> String {
-    let OwnedFrame::BulkString(all) = call(client, "INFO") else { panic!("INFO is text") };
+    let Reply::BulkString(all) = call(client, "INFO") else { panic!("INFO is text") };
     info_line(all, key).unwrap_or_else(|| panic!("no {key} in INFO"))
 }
 
@@ -375,10 +374,10 @@ pub fn count(client: &mut Client, key: &str) -> u64 {
 }
 
 /// Returns the error text of a reply or of an array element; empty if the reply is not an error.
-pub fn refusal(reply: &OwnedFrame) -> &str {
+pub fn refusal(reply: &Reply) -> &str {
     match reply {
-        OwnedFrame::Error(words) => words,
-        OwnedFrame::Array(parts) => {
+        Reply::Error(words) => words,
+        Reply::Array(parts) => {
             parts.iter().map(refusal).find(|words| !words.is_empty()).unwrap_or_default()
         }
         _ => "",
@@ -533,20 +532,19 @@ pub fn assert_likes_are_refused(client: &mut Client, member: u64) {
         );
         set += u64::from(
             call(client, &format!("PH.EXISTS liked {member} {FIRST}"))
-                == OwnedFrame::Array(vec![OwnedFrame::Integer(1)]),
+                == Reply::Array(vec![Reply::Integer(1)]),
         );
     }
     // A page with MARK still returns its rows, and an error for the refused action.
     let page = call(client, &format!("FEED.GET home {member} {FIRST}"));
-    let OwnedFrame::Array(mut rows) =
-        call(client, &format!("FEED.GET home {member} {FIRST} MARK read"))
+    let Reply::Array(mut rows) = call(client, &format!("FEED.GET home {member} {FIRST} MARK read"))
     else {
         panic!("a page is an array")
     };
     assert!(rows.len() == 2 && refusal(&rows[1]).starts_with("MISCONF "), "{rows:?}");
     rows.pop();
-    assert_eq!(OwnedFrame::Array(rows), page);
-    let OwnedFrame::Array(packed) =
+    assert_eq!(Reply::Array(rows), page);
+    let Reply::Array(packed) =
         call(client, &format!("FEED.GET home {member} {FIRST} BINARY MARK read"))
     else {
         panic!("a packed page with an error is an array")

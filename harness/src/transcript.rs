@@ -8,8 +8,8 @@ mod parse;
 pub mod reply;
 mod servers;
 
+use client::Reply;
 use parse::{Command, Kind, Step, parse};
-use reply::Reply;
 use servers::{MAIN, Server, Servers};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -251,29 +251,29 @@ impl Story {
         };
         for filter in filters {
             reply = match (filter.first().map(String::as_str), reply) {
-                (Some("show"), reply) => reply.show(&filter[1..]),
-                (Some("text"), Reply::Bulk(bytes)) => Reply::Verbatim(bytes),
+                (Some("show"), reply) => reply::show(reply, &filter[1..]),
+                (Some("text"), Reply::BulkString(bytes)) => Reply::Verbatim(bytes),
                 (Some("text"), reply) => reply,
-                (Some("columns"), Reply::Bulk(bytes)) => {
+                (Some("columns"), Reply::BulkString(bytes)) => {
                     Reply::Verbatim(columns(&bytes, &filter[1..])?)
                 }
                 // The replies of a loop were counted before the filters.
                 (Some("kinds"), reply) => reply,
-                (Some("type"), reply) => Reply::Status(reply.describe()),
-                (Some("keep"), Reply::Bulk(bytes)) if filter.len() == 2 => {
+                (Some("type"), reply) => Reply::SimpleString(reply::describe(&reply).into_bytes()),
+                (Some("keep"), Reply::BulkString(bytes)) if filter.len() == 2 => {
                     self.kept.insert(filter[1].clone(), bytes);
-                    Reply::Masked(filter[1].clone())
+                    reply::masked(&filter[1])
                 }
                 _ => return Err(format!("unknown filter '{}'", filter.join(" "))),
             };
         }
         let ids = RefCell::new(self.ids.take());
-        let reply = reply.rename(&|text: &str| {
+        let reply = reply::rename(reply, &|text: &str| {
             let text = self.servers.shorten(text);
             ids.borrow_mut().as_mut().map_or(text.clone(), |known| with_names(&text, known))
         });
         self.ids = ids.into_inner();
-        Ok(reply.mask(&self.masked).print())
+        Ok(reply::print(&reply::mask(reply, &self.masked)))
     }
 
     /// Runs a subcommand of the binary. Returns its output, and its exit status if it is not 0. `|
@@ -324,7 +324,7 @@ pub fn compare_with_redis_cli(commands: &[&[&str]]) -> Result<(), String> {
             let output = cli.args(command).output().map_err(|e| format!("redis-cli: {e}"))?;
             let theirs = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
             connection.send(&[words(command)]);
-            let ours = connection.reply()?.print();
+            let ours = reply::print(&connection.reply()?);
             if ours.trim_end() == theirs {
                 return Ok(());
             }

@@ -6,6 +6,7 @@ use crate::pair::{MAX_MEMBER_BYTES, Member, OwnedMember, Pair, Pairs};
 use crate::question::{Answer, PendingLookup};
 use crate::ranges::{self, Range, Ranges};
 use crate::run::Run;
+use crate::snapshot::IdSnapshot;
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
@@ -345,6 +346,23 @@ impl Ledger {
             })?;
         }
         Ok(sure)
+    }
+
+    /// Number of times that pairs moved to runs or an id was dropped. While it is unchanged, the
+    /// runs are the same.
+    pub fn version(&self) -> u64 {
+        self.version.load(Acquire)
+    }
+
+    /// Copies what determines the pairs of an id. Reads no disk. The caller excludes writers of the
+    /// id during the call; the result does not change afterwards.
+    pub fn snapshot(&self, id: u64) -> IdSnapshot {
+        // The order of L4: memory, drops, ranges.
+        let (memory, _) = self.memory.list(&(id..=id), None, usize::MAX);
+        let dropped_up_to = self.dropped_up_to(id);
+        let ranges = self.ranges.load();
+        let range = ranges[ranges::at(&ranges, id)].clone();
+        IdSnapshot { id, memory, dropped_up_to, range }
     }
 
     /// Drops an id: unsets all its pairs. Later writes may set pairs of the id again. No other

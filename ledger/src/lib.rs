@@ -57,9 +57,11 @@ mod question;
 mod ranges;
 mod rewrite;
 mod run;
+mod snapshot;
 
 pub use ledger::{Ledger, Options, Stats};
 pub use pair::{MAX_MEMBER_BYTES, Member, OwnedMember, Pair, Pairs};
 pub use question::{Answer, BlockBuffer, PendingLookup};
 pub use rewrite::Flush;
 pub use run::{Run, RunWriter};
+pub use snapshot::IdSnapshot;

@@ -2,12 +2,11 @@
 //! handlers are in the crate `server`.
 //!
 //! ```text
-//!   metrics -> roles -> acl, cluster -> runtime, client -> command, config
+//!   metrics -> roles -> acl, cluster -> runtime -> command, config
 //! ```
 #![forbid(unsafe_code)]
 
 pub mod acl;
-pub mod client;
 pub mod cluster;
 pub mod command;
 pub mod config;

@@ -1,4 +1,5 @@
-//! Finds the end of a RESP2 reply and its elements, to forward replies between cluster nodes.
+//! Finds the end of a reply, and the elements of a RESP2 reply, to forward replies between cluster
+//! nodes.
 
 use crate::integer;
 
@@ -6,6 +7,8 @@ use crate::integer;
 const MAX_LINE_BYTES: usize = 64 << 10;
 /// Maximum length of a string in bytes, as in Redis.
 const MAX_BULK_BYTES: i64 = 512 << 20;
+/// Maximum number of elements of an array, and of pairs of a map.
+const MAX_LENGTH: i64 = u32::MAX as i64;
 
 /// Error for bytes that are not a valid reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,15 +59,16 @@ impl ReplyEnd {
             let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
             let mut end = self.at + line.len() + 2;
             match line[0] {
-                b':' | b'+' | b'-' => {}
+                b':' | b'+' | b'-' | b',' | b'#' | b'_' => {}
                 b'$' if line == b"$-1" => {}
-                b'$' => {
+                b'$' | b'=' => {
                     end += length(&line[1..], MAX_BULK_BYTES)? + 2;
                     if end > bytes.len() {
                         return Ok(None);
                     }
                 }
-                b'*' => self.left += length(&line[1..], i64::from(u32::MAX))?,
+                b'*' | b'~' | b'>' => self.left += length(&line[1..], MAX_LENGTH)?,
+                b'%' => self.left += 2 * length(&line[1..], MAX_LENGTH)?,
                 _ => return Err(InvalidReply),
             }
             self.at = end;
@@ -78,7 +82,7 @@ impl ReplyEnd {
 /// array.
 pub fn elements(reply: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     let head = line(reply).ok()?.filter(|line| line[0] == b'*')?;
-    let mut left = length(&head[1..], i64::from(u32::MAX)).ok()?;
+    let mut left = length(&head[1..], MAX_LENGTH).ok()?;
     let mut rest = &reply[head.len() + 2..];
     Some(std::iter::from_fn(move || {
         left = left.checked_sub(1)?;
@@ -125,7 +129,9 @@ mod tests {
     /// result.
     #[test]
     fn a_reply_ends_where_its_last_element_does() {
-        for reply in REPLIES {
+        let resp3 =
+            [",1.5\r\n", "#t\r\n", "_\r\n", "=5\r\ntxt:a\r\n", ">1\r\n%1\r\n+a\r\n~1\r\n:1\r\n"];
+        for reply in REPLIES.into_iter().chain(resp3) {
             let bytes = format!("{reply}+OK\r\n").into_bytes();
             let mut end = ReplyEnd::default();
             for length in 0..reply.len() {
@@ -133,7 +139,7 @@ mod tests {
             }
             assert_eq!(end.find(&bytes), Ok(Some(reply.len())), "{reply:?}");
         }
-        for broken in ["x\r\n", "\r\n", "+OK\n", "$-2\r\n", "*x\r\n", "$536870913\r\n", "%1\r\n"] {
+        for broken in ["x\r\n", "\r\n", "+OK\n", "$-2\r\n", "*x\r\n", "$536870913\r\n", "!1\r\n"] {
             assert_eq!(
                 ReplyEnd::default().find(broken.as_bytes()),
                 Err(InvalidReply),

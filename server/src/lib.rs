@@ -40,7 +40,7 @@ use dataset::recovery::NodeLog;
 use net::workers;
 use node::roles::load::load;
 use node::roles::node::Host;
-use node::roles::{background, backup, graceful_shutdown, log_owner};
+use node::roles::{audit, background, backup, graceful_shutdown, log_owner};
 use node::runtime::{atomic_file, service_manager};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -277,6 +277,11 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
     threads.push(workers::background(host.stop.vital(), "backup".to_owned(), move || {
         backup::backups(&of_backups)
     })?);
+    let of_audits = host.clone();
+    // Normal priority: it holds stripes for which writers wait.
+    threads.push(workers::thread(host.stop.vital(), "audit".to_owned(), move || {
+        audit::audits(&of_audits)
+    })?);
     if host.cluster.is_enabled() {
         let of_watch = host.clone();
         threads.push(workers::thread(host.stop.vital(), "watch".to_owned(), move || {
@@ -373,6 +378,7 @@ impl Server {
         self.host.stop.wait_blocking();
         self.host.node().snapshots.wake();
         self.host.backups.wake();
+        self.host.audits.wake();
         for thread in self.threads {
             let name = thread.thread().name().unwrap_or("unnamed").to_owned();
             if thread.join().is_err() {

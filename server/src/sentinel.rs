@@ -2,12 +2,11 @@
 //! Sentinel once a second, and immediately after a `+switch-master` message.
 
 use crate::commands::cluster::controller::is_here;
-use node::client::connect::{ConnectArgs, Link, closed, put_command, within};
+use client::{ConnectArgs, Link, Reply, closed, put_command, within};
 use node::cluster::sentinel::{SentinelAddress, SentinelReply, Sentinels, places};
 use node::cluster::topology::MAX_NODES;
 use node::roles::node::Host;
 use parking_lot::Mutex;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,11 +47,11 @@ async fn follow(host: Arc<Host>, all: Arc<Mutex<Sentinels>>, number: usize, at: 
 }
 
 async fn connect(host: &Host, (name, port): &SentinelAddress) -> io::Result<Link> {
-    let (connect, pass) = {
+    let connect = {
         let settings = &host.config().cluster;
         ConnectArgs::to_peer(name, *port, &settings.sentinel_user, &settings.sentinel_auth)
     };
-    within(REPLY_TIMEOUT, connect.open_as(None, pass, "Set cluster.sentinel_auth.")).await
+    within(REPLY_TIMEOUT, connect.open_as(None, "Set cluster.sentinel_auth.")).await
 }
 
 /// Opens two connections: one for polling, the other subscribed to `+switch-master`.
@@ -116,35 +115,20 @@ async fn ask(link: &mut Link, name: &[u8]) -> io::Result<Option<SentinelReply>> 
     for _ in 0..3 {
         replies.push(within(REPLY_TIMEOUT, link.next()).await?);
     }
-    let Some(OwnedFrame::Array(replicas)) = replies.pop() else { return Ok(None) };
-    let (Some(about), Some(address)) = (replies.pop(), replies.pop()) else { return Ok(None) };
-    let OwnedFrame::Array(address) = address else { return Ok(None) };
-    let epoch = value(&about, "config-epoch").and_then(|epoch| epoch.parse().ok());
+    let [Reply::Array(address), about, Reply::Array(replicas)] = &replies[..] else {
+        return Ok(None);
+    };
+    let text = |reply: &Reply| reply.clone().into_text();
+    let value = |reply: &Reply, name: &str| reply.get(name).and_then(text);
+    let epoch = value(about, "config-epoch").and_then(|epoch| epoch.parse().ok());
     let place = |host: Option<String>, port: Option<String>| Some((host?, port?.parse().ok()?));
     let master = place(address.first().and_then(text), address.get(1).and_then(text));
     let (Some(epoch), Some(master)) = (epoch, master) else { return Err(closed()) };
-    let is_up = |replica: &&OwnedFrame| {
+    let is_up = |replica: &&Reply| {
         let flags = value(replica, "flags").unwrap_or_default();
         !flags.split(',').any(|flag| ["s_down", "o_down", "disconnected"].contains(&flag))
     };
     let place_of = |replica| place(value(replica, "ip"), value(replica, "port"));
     let replicas = replicas.iter().filter(is_up).filter_map(place_of).take(MAX_NODES).collect();
     Ok(Some(SentinelReply { epoch, master, replicas }))
-}
-
-fn text(frame: &OwnedFrame) -> Option<String> {
-    match frame {
-        OwnedFrame::BulkString(bytes) | OwnedFrame::SimpleString(bytes) => {
-            String::from_utf8(bytes.clone()).ok()
-        }
-        _ => None,
-    }
-}
-
-/// Returns the value of a name in a flat list of names and values.
-fn value(frame: &OwnedFrame, name: &str) -> Option<String> {
-    let OwnedFrame::Array(words) = frame else { return None };
-    let at =
-        words.iter().step_by(2).position(|word| text(word).is_some_and(|word| word == name))?;
-    text(words.get(2 * at + 1)?)
 }

@@ -2,13 +2,12 @@
 //! connection, so a slow node does not delay the other nodes. A restarted master is fenced: it
 //! refuses writes until other nodes confirm its role. This module requests the confirmation.
 
+use client::{Link, Reply, within};
 use dataset::clock::unix_ms;
-use node::client::connect::{Link, within};
 use node::cluster::Member;
 use node::cluster::confirm::is_final;
 use node::roles::node::Host;
 use node::roles::peer;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -115,7 +114,7 @@ async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infal
     loop {
         health.asked(id, unix_ms());
         let answer = within(REPLY_TIMEOUT, link.call(&[b"PING"])).await?;
-        let is_loading = matches!(&answer, OwnedFrame::Error(why) if why.starts_with(LOADING));
+        let is_loading = matches!(&answer, Reply::Error(why) if why.starts_with(LOADING));
         health.heard(id, unix_ms(), is_loading);
         if !is_loading && !has_data(&mut link).await? {
             health.heard(id, unix_ms(), true);
@@ -128,9 +127,9 @@ async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infal
 /// or data of another shard. A node that refuses ROLE counts as having data.
 async fn has_data(link: &mut Link) -> io::Result<bool> {
     let role = within(REPLY_TIMEOUT, link.call(&[b"ROLE"])).await?;
-    let OwnedFrame::Array(role) = role else { return Ok(true) };
-    let is_replica = matches!(role.first(), Some(OwnedFrame::BulkString(word)) if word == b"slave");
-    let is_behind = matches!(role.last(), Some(OwnedFrame::Integer(offset)) if *offset < 0);
+    let Reply::Array(role) = role else { return Ok(true) };
+    let is_replica = matches!(role.first(), Some(Reply::BulkString(word)) if word == b"slave");
+    let is_behind = matches!(role.last(), Some(Reply::Integer(offset)) if *offset < 0);
     Ok(!(is_replica && is_behind))
 }
 

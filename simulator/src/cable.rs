@@ -19,7 +19,8 @@ pub(crate) enum LinkDirection {
 pub(crate) struct Cable {
     to_replica: DuplexStream,
     to_master: DuplexStream,
-    /// Bytes read from one end and not yet written to the other, for each direction ([`LinkDirection`]).
+    /// Bytes read from one end and not yet written to the other, for each direction
+    /// ([`LinkDirection`]).
     held: [Vec<u8>; 2],
 }
 

@@ -1,8 +1,8 @@
 //! A client: one end of a pipe to a real connection of the server, and the pending commands.
 
 use crate::model::Model;
-use crate::reply::Reply;
 use crate::workload::{Command, ReplyShape};
+use client::{Inbox, MAX_INBOX_BYTES, Reply, put_command};
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -22,24 +22,28 @@ pub(crate) struct PendingCommand {
 
 pub(crate) struct Client {
     pipe: DuplexStream,
-    /// Bytes that were received and are not parsed yet.
-    came: Vec<u8>,
+    inbox: Inbox,
+    /// Replies to the first pending command.
+    replies: Vec<Reply>,
     pub(crate) asked: VecDeque<PendingCommand>,
 }
 
 impl Client {
     pub(crate) fn new(pipe: DuplexStream) -> Client {
-        Client { pipe, came: Vec::new(), asked: VecDeque::new() }
+        Client {
+            pipe,
+            inbox: Inbox::new(MAX_INBOX_BYTES),
+            replies: Vec::new(),
+            asked: VecDeque::new(),
+        }
     }
 
     /// Sends a command; [`Client::take`] returns its reply later.
     pub(crate) fn send(&mut self, command: Command, model: &mut Model, at: Duration) {
         let mut bytes = Vec::new();
         for request in &command.requests {
-            bytes.extend_from_slice(format!("*{}\r\n", request.len()).as_bytes());
-            for word in request {
-                bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
-            }
+            let words: Vec<&[u8]> = request.iter().map(|word| word.as_bytes()).collect();
+            put_command(&mut bytes, &words);
         }
         let mut context = Context::from_waker(Waker::noop());
         let written = Pin::new(&mut self.pipe).poll_write(&mut context, &bytes);
@@ -59,20 +63,18 @@ impl Client {
             let mut read = ReadBuf::new(&mut buffer);
             match Pin::new(&mut self.pipe).poll_read(&mut context, &mut read) {
                 Poll::Ready(Ok(())) if !read.filled().is_empty() => {
-                    self.came.extend_from_slice(read.filled());
+                    let room = self.inbox.room().expect("no limit");
+                    room.extend_from_slice(read.filled());
                 }
                 Poll::Pending => break,
                 closed => panic!("the server closed a connection: {closed:?}"),
             }
         }
         let wanted = self.asked.front()?.command.requests.len();
-        let (mut at, mut last) = (0, None);
-        for _ in 0..wanted {
-            let (reply, used) = Reply::read(&self.came[at..])?;
-            at += used;
-            last = Some(reply);
+        while self.replies.len() < wanted {
+            self.replies.push(self.inbox.take().expect("a valid reply")?);
         }
-        self.came.drain(..at);
+        let last = self.replies.drain(..).next_back();
         Some((self.asked.pop_front()?, last?))
     }
 }

@@ -38,7 +38,6 @@ mod counts;
 mod model;
 mod pair;
 mod process;
-mod reply;
 mod workload;
 mod world;
 

@@ -6,7 +6,7 @@
 //! state. The model then discards the states that the reply does not match. No two commands change
 //! a post concurrently, so the order of changes is known.
 
-use crate::reply::Reply;
+use client::Reply;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -94,8 +94,16 @@ impl Step {
     }
 }
 
+/// Returns the value of a counter. Null counts as 0.
+fn count(reply: &Reply) -> Option<i64> {
+    match reply {
+        Reply::Null => Some(0),
+        reply => reply.as_integer().or_else(|| reply.clone().into_text()?.parse().ok()),
+    }
+}
+
 fn is_flag(reply: &Reply, flag: Flag, set: bool) -> bool {
-    *reply == Reply::Int(i64::from(set)) || *reply == Reply::Nil && RECYCLED.contains(&flag)
+    *reply == Reply::Integer(i64::from(set)) || *reply == Reply::Null && RECYCLED.contains(&flag)
 }
 
 impl State {
@@ -112,11 +120,11 @@ impl State {
             return self.shows(step, reply).then(|| self.clone());
         }
         // The post is below the lowest id that is still stored, so nothing changed.
-        if let (Step::Set { flag, .. }, Reply::Nil) = (step, reply) {
+        if let (Step::Set { flag, .. }, Reply::Null) = (step, reply) {
             return RECYCLED.contains(flag).then(|| self.clone());
         }
         let (next, expected) = self.stepped(step);
-        expected.is_none_or(|expected| reply.count() == Some(expected)).then_some(next)
+        expected.is_none_or(|expected| count(reply) == Some(expected)).then_some(next)
     }
 
     /// Whether a read of this state may return `reply`.
@@ -126,13 +134,13 @@ impl State {
             Step::Is { flag, member } => {
                 is_flag(reply, *flag, self.members[*flag].contains(member))
             }
-            Step::Count { flag } => reply.count() == Some(self.members[*flag].len() as i64),
+            Step::Count { flag } => count(reply) == Some(self.members[*flag].len() as i64),
             Step::Members { flag } => {
-                let shown: BTreeSet<i64> = reply.items().iter().filter_map(Reply::count).collect();
+                let shown: BTreeSet<i64> = reply.items().iter().filter_map(count).collect();
                 shown.into_iter().eq(self.members[*flag].iter().map(|&member| member as i64))
             }
             Step::Fields { fields } => {
-                let shown = reply.items().iter().map(Reply::count);
+                let shown = reply.items().iter().map(count);
                 shown.eq(fields.iter().map(|field| Some(self.counter(field))))
             }
             _ => false,
@@ -186,7 +194,7 @@ impl State {
         let are_right = counters
             .iter()
             .zip(shown)
-            .all(|(field, shown)| shown.count() == Some(self.counter(field)));
+            .all(|(field, shown)| count(shown) == Some(self.counter(field)));
         let has = |flag: Flag, shown| is_flag(shown, flag, self.members[flag].contains(&viewer));
         are_right && shown.len() == 6 && has(LIKE, &shown[4]) && has(READ, &shown[5])
     }

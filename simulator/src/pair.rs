@@ -2,11 +2,11 @@
 
 use crate::cable::{Cable, LinkDirection};
 use crate::process::{Dial, Process};
-use crate::reply::Reply;
+
 use crate::workload::Command;
 use crate::world::{AUDIT_BATCH_COMMANDS, CALM_STEPS, CLIENTS, World};
+use client::{Reply, Socket};
 use node::roles::{LinkState, Master};
-use node::runtime::tls::Socket;
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;

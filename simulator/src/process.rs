@@ -1,6 +1,7 @@
 //! One server process. Runs the work of all its threads step by step.
 
 use crate::client::{Client, PIPE_BYTES};
+use client::Socket;
 use dataset::recovery::{Commits, NodeLog, RecoverError};
 use dataset::snapshot::{Due, Schedule};
 use dataset::tiering::Spiller;
@@ -10,7 +11,6 @@ use node::roles::log_owner::{lead, promote};
 use node::roles::node::{Host, Node};
 use node::roles::replica::{FollowEnd, follow};
 use node::roles::{Master, Order};
-use node::runtime::tls::Socket;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -8,8 +8,8 @@ use crate::client::{Client, PendingCommand, check};
 use crate::counts::{RunCounts, Section};
 use crate::model::{MAX_LOSS_SPAN, Model};
 use crate::process::Process;
-use crate::reply::Reply;
 use crate::workload::{Admin, Catalogue, Command, Habits, ReplyShape, Workload, list};
+use client::Reply;
 use node::config::{Config, Existence, Fsync, LedgerMode};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -586,16 +586,10 @@ impl World {
     /// After a restart, determines from the catalogue which unacknowledged changes have survived.
     fn resolve_unacknowledged(&self, reply: &Reply, workload: &mut Workload, model: &mut Model) {
         let catalogue = &mut workload.catalogue;
-        let text = |reply: &Reply| match reply {
-            Reply::Text(text) => text.clone(),
-            other => panic!("{other:?} is not a string"),
-        };
+        let text = |reply: &Reply| reply.clone().into_text().expect("a string");
         let (mut fields, mut extra) = (Vec::new(), None);
         for space in reply.items() {
-            let of = |key: &str| {
-                let mut pairs = space.items().chunks_exact(2);
-                pairs.find(|pair| text(&pair[0]) == key).map(|pair| text(&pair[1]))
-            };
+            let of = |key: &str| space.get(key).map(text);
             let name = of("name").expect("a space has a name");
             if name == "post" {
                 let all = of("fields").expect("a space has counters");

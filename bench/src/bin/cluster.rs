@@ -13,7 +13,7 @@
 //! clients observe.
 
 use clap::Parser;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::Reply;
 use std::fmt::Write as _;
 use std::io;
 use std::time::{Duration, Instant};
@@ -105,8 +105,8 @@ fn ask(args: &Args, kind: &Deployment, number: u64) -> io::Result<Vec<f64>> {
         let sent = Instant::now();
         for _ in 0..args.pipeline {
             let reply = client.reply()?;
-            let is_row = |row: &OwnedFrame| matches!(row, OwnedFrame::Array(_));
-            if !matches!(&reply, OwnedFrame::Array(rows) if rows.iter().all(is_row)) {
+            let is_row = |row: &Reply| matches!(row, Reply::Array(_));
+            if !matches!(&reply, Reply::Array(rows) if rows.iter().all(is_row)) {
                 return Err(io::Error::other(format!("incomplete page: {reply:?}")));
             }
             times.push(sent.elapsed().as_secs_f64() * 1e6);

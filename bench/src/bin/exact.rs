@@ -13,7 +13,7 @@
 //! The latency of a page is measured from its scheduled time, unless the client itself was delayed.
 
 use clap::{Parser, Subcommand};
-use node::client::Client;
+use client::Client;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};

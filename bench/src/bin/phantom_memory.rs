@@ -8,8 +8,8 @@
 //! rounding. For filters, the server also reports the size of the filter itself.
 
 use clap::Parser;
+use client::Reply;
 use phantom::{Member, Options, Space};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -117,9 +117,9 @@ fn measure_server_memory(
     take_all(&mut client)?;
     let key = format!("liked:{}", 1u64 << 50);
     let size = match client.call(&[b"BF.INFO", key.as_bytes(), b"SIZE"]) {
-        Ok(OwnedFrame::Array(size)) => size
+        Ok(Reply::Array(size)) => size
             .first()
-            .and_then(|size| if let OwnedFrame::Integer(size) = size { Some(*size) } else { None }),
+            .and_then(|size| if let Reply::Integer(size) = size { Some(*size) } else { None }),
         _ => None,
     };
     drop(client);

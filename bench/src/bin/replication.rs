@@ -15,8 +15,7 @@
 //! like is one HINCRBY in both.
 
 use clap::{Parser, Subcommand};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{Client, Reply};
 use std::io;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -180,7 +179,7 @@ fn number(server: &Server, field: &str) -> io::Result<f64> {
 
 fn rows_of(server: &Server) -> io::Result<i64> {
     match server.client()?.call(&[b"DBSIZE"])? {
-        OwnedFrame::Integer(rows) => Ok(rows),
+        Reply::Integer(rows) => Ok(rows),
         other => Err(io::Error::other(format!("DBSIZE: {other:?}"))),
     }
 }
@@ -418,7 +417,7 @@ fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> 
                 like(&mut client, post(rng.u64(0..100_000)));
                 client.push(&[b"WAIT", b"1", b"5000"]);
                 take(&mut client, 1)?;
-                if client.reply()? != OwnedFrame::Integer(1) {
+                if client.reply()? != Reply::Integer(1) {
                     return Err(io::Error::other(
                         "the replica did not receive the write within 5 s",
                     ));
@@ -464,7 +463,7 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
         }
         take_all(&mut client)?;
         let seconds = started.elapsed().as_secs_f64();
-        if client.call(&[b"WAIT", b"1", b"60000"])? != OwnedFrame::Integer(1) {
+        if client.call(&[b"WAIT", b"1", b"60000"])? != Reply::Integer(1) {
             return Err(io::Error::other("the replica did not receive the writes within a minute"));
         }
         let streamed = number(&master, "master_repl_offset")? - before;
@@ -473,7 +472,7 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
             &[b"post:", &text(post(7))[..]].concat(),
             b"like",
         ])?;
-        if held != OwnedFrame::BulkString(text(writes)) {
+        if held != Reply::BulkString(text(writes)) {
             return Err(io::Error::other(format!("the replica returned {held:?}")));
         }
         println!(

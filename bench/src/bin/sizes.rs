@@ -10,7 +10,7 @@
 use clap::Parser;
 use cli::day;
 use cli::size::{Plan, SizeArgs};
-use node::client::Client;
+use client::Client;
 use std::error::Error;
 use std::process::{Command, Stdio};
 use tidemark_bench::play::{make_room, row_redis, take_all, text};

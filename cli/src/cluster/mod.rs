@@ -14,10 +14,9 @@ mod status;
 use crate::import::spaces::maps;
 use crate::terminal::grouped;
 use clap::{Args, Subcommand};
+use client::{ConnectArgs, Reply};
 use growth::{SlotMoveArgs, SlotSelection, move_slots};
-use node::client::connect::ConnectArgs;
 use node::cluster::slot;
-use redis_protocol::resp2::types::OwnedFrame;
 use remote::{NodeClient, addresses, newest};
 
 /// Shows a cluster, splits or moves a shard, or deletes leftover rows.
@@ -158,10 +157,10 @@ async fn trim_space(
     let (mut cursor, mut deleted) = ("0".to_owned(), 0);
     loop {
         let reply = node.ask(&["CLUSTERX", subcommand, space, &cursor]).await?;
-        let OwnedFrame::Array(words) = &reply else {
+        let Reply::Array(words) = &reply else {
             return Err(format!("{}: unexpected reply: {reply:?}", node.address));
         };
-        let [OwnedFrame::BulkString(next), OwnedFrame::Integer(gone)] = &words[..] else {
+        let [Reply::BulkString(next), Reply::Integer(gone)] = &words[..] else {
             return Err(format!("{}: unexpected reply: {reply:?}", node.address));
         };
         deleted += gone.unsigned_abs();

@@ -1,9 +1,8 @@
 //! Requests to the nodes of a cluster, over the network or in a simulation.
 
 use crate::cluster_nodes::text_of;
-use node::client::connect::{ConnectArgs, Link, within};
+use client::{ConnectArgs, Link, Reply, info_field, within};
 use node::cluster::{Member, Topology};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::time::Duration;
 
 /// Timeout of a reply from a node.
@@ -18,7 +17,7 @@ pub(super) trait Net {
     async fn open(&self, address: &str) -> Result<Self::Conn, String>;
 
     /// Sends a request and returns its reply. An error reply becomes `Err`.
-    async fn ask(&self, conn: &mut Self::Conn, words: &[&str]) -> Result<OwnedFrame, String>;
+    async fn ask(&self, conn: &mut Self::Conn, words: &[&str]) -> Result<Reply, String>;
 
     /// Shows progress to the operator.
     fn print_progress(&self, text: &str);
@@ -42,7 +41,7 @@ impl Net for ConnectArgs {
         to.open(tls.as_ref()).await.map_err(|e| format!("{address}: {e}"))
     }
 
-    async fn ask(&self, conn: &mut Link, words: &[&str]) -> Result<OwnedFrame, String> {
+    async fn ask(&self, conn: &mut Link, words: &[&str]) -> Result<Reply, String> {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         within(REPLY_TIMEOUT, conn.ask(&words)).await.map_err(|e| e.to_string())
     }
@@ -64,17 +63,17 @@ impl<N: Net> NodeClient<'_, N> {
         Ok(NodeClient { address: address.to_owned(), net, conn: net.open(address).await? })
     }
 
-    pub(super) async fn ask(&mut self, words: &[&str]) -> Result<OwnedFrame, String> {
+    pub(super) async fn ask(&mut self, words: &[&str]) -> Result<Reply, String> {
         let reply = self.net.ask(&mut self.conn, words).await;
         reply.map_err(|e| format!("{}: {e}", self.address))
     }
 
     pub(super) async fn text(&mut self, words: &[&str]) -> Result<String, String> {
         match self.ask(words).await? {
-            OwnedFrame::BulkString(text) | OwnedFrame::SimpleString(text) => {
+            Reply::BulkString(text) | Reply::SimpleString(text) => {
                 Ok(String::from_utf8_lossy(&text).into_owned())
             }
-            OwnedFrame::Integer(number) => Ok(number.to_string()),
+            Reply::Integer(number) => Ok(number.to_string()),
             other => Err(format!("{}: unexpected reply: {other:?}", self.address)),
         }
     }
@@ -105,8 +104,7 @@ impl<N: Net> NodeClient<'_, N> {
 
     pub(super) async fn info(&mut self, section: &str, name: &str) -> Result<String, String> {
         let info = self.text(&["INFO", section]).await?;
-        let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        Ok(found.unwrap_or_default().to_owned())
+        Ok(info_field(&info, name).unwrap_or_default().to_owned())
     }
 }
 

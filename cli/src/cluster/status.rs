@@ -3,10 +3,9 @@
 use super::remote::{NodeClient, addresses, newest};
 use crate::import::spaces::names_of;
 use crate::terminal::grouped;
-use node::client::connect::ConnectArgs;
+use client::{ConnectArgs, Reply, info_field};
 use node::cluster::Member;
 use node::cluster::slot::SLOTS;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -25,7 +24,7 @@ struct NodeStatus {
 }
 
 /// Definitions of spaces, views and actions, by kind and name (`view 'home'`).
-type Schema = BTreeMap<String, Vec<OwnedFrame>>;
+type Schema = BTreeMap<String, Vec<Reply>>;
 
 pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     let topology = newest(to).await?;
@@ -111,9 +110,9 @@ async fn schema(node: &mut NodeClient<'_, ConnectArgs>) -> Result<Option<Schema>
             Err(why) if why.contains(": NOPERM ") => return Ok(None),
             list => list?,
         };
-        let OwnedFrame::Array(list) = list else { continue };
+        let Reply::Array(list) = list else { continue };
         for entry in list {
-            let OwnedFrame::Array(entry) = entry else { continue };
+            let Reply::Array(entry) = entry else { continue };
             let (name, what) = parse_definition(kind, &entry);
             all.insert(format!("{kind} '{name}'"), what);
         }
@@ -123,20 +122,20 @@ async fn schema(node: &mut NodeClient<'_, ConnectArgs>) -> Result<Option<Schema>
 
 /// Returns the name of a space, view or action, and the values to compare. Omits values that depend
 /// on the contents of a space.
-fn parse_definition(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame>) {
+fn parse_definition(kind: &str, entry: &[Reply]) -> (String, Vec<Reply>) {
     let of_space = ["kind", "keys", "fields", "ledger"];
     let (mut name, mut what) = (String::new(), Vec::new());
     for pair in entry.chunks_exact(2) {
-        let [OwnedFrame::BulkString(key), value] = pair else { continue };
+        let [Reply::BulkString(key), value] = pair else { continue };
         let key = String::from_utf8_lossy(key);
         match (key.as_ref(), value) {
-            ("name", OwnedFrame::BulkString(own)) => {
+            ("name", Reply::BulkString(own)) => {
                 name = String::from_utf8_lossy(own).into_owned();
             }
             // Field names without widths and without dropped fields.
-            ("fields", OwnedFrame::BulkString(all)) => {
+            ("fields", Reply::BulkString(all)) => {
                 let names = names_of(&String::from_utf8_lossy(all)).join(" ");
-                what.push(OwnedFrame::BulkString(names.into_bytes()));
+                what.push(Reply::BulkString(names.into_bytes()));
             }
             (key, value) if kind != "space" || of_space.contains(&key) => what.push(value.clone()),
             _ => {}
@@ -145,9 +144,9 @@ fn parse_definition(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame
     (name, what)
 }
 
-/// Describes how the node's definitions differ from `known`, which maps names to a definition and
-/// the node that returned it.
-fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<OwnedFrame>, &str)>) -> Vec<String> {
+/// Describes how the node's definitions differ from `known`, which holds each definition and the
+/// node that has it.
+fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<Reply>, &str)>) -> Vec<String> {
     let told = known.iter().filter_map(|(name, (what, first))| match own.get(*name) {
         None => Some(format!("has no {name}, unlike {first}")),
         Some(own) if own != *what => Some(format!("its {name} differs from that of {first}")),
@@ -168,8 +167,7 @@ async fn refusal(node: &mut NodeClient<'_, ConnectArgs>) -> String {
 }
 
 fn field<'a>(info: &'a str, name: &str) -> &'a str {
-    let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    found.unwrap_or_default()
+    info_field(info, name).unwrap_or_default()
 }
 
 /// Returns the state to show for a node without faults.
@@ -272,14 +270,14 @@ mod tests {
 
     #[test]
     fn nodes_with_other_views_are_told() {
-        let text = |text: &str| OwnedFrame::BulkString(text.into());
+        let text = |text: &str| Reply::BulkString(text.into());
         let space = |fields, rows| {
             let words = ["name", "post", "fields", fields, "rows", rows];
             parse_definition("space", &words.map(text))
         };
         assert_eq!(space("like:12 !old:8 read:16", "5"), space("like:14 read:16", "6"));
         assert_ne!(space("like:12", "5"), space("read:12", "5"));
-        let what = [1, 2].map(|what| vec![OwnedFrame::Integer(what)]);
+        let what = [1, 2].map(|what| vec![Reply::Integer(what)]);
         let [home, wall] = ["view 'home'", "view 'wall'"].map(str::to_owned);
         let known = [(&home, (&what[0], "h:1")), (&wall, (&what[1], "h:2"))].into();
         let told = |own: &[(&String, usize)]| {

@@ -1,7 +1,7 @@
 //! Options of `tidemark import`, and the shapes of input lines.
 
 use clap::{Args, ValueEnum};
-use node::client::connect::ConnectArgs;
+use client::ConnectArgs;
 use std::path::PathBuf;
 
 /// Loads counters, flags or events from files or from a Redis.

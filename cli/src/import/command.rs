@@ -4,7 +4,7 @@ use super::args::{ImportArgs, LineShape, renamed};
 use super::csv::Columns;
 use super::json::{Object, is_present, text_of};
 use super::pipe::{CommandKind, Pipe};
-use node::client::connect::{put_bulk, put_head};
+use resp::{Protocol, Reply as Writer};
 use std::borrow::Cow;
 
 pub(super) enum LineOutcome {
@@ -29,7 +29,7 @@ impl Command {
     pub(super) fn new(shape: LineShape, args: &ImportArgs) -> Command {
         let bulk = |text: &str| {
             let mut out = Vec::new();
-            put_bulk(&mut out, text.as_bytes());
+            request(&mut out).bulk(text.as_bytes());
             out
         };
         let (name, of, fields) = match &shape {
@@ -40,7 +40,7 @@ impl Command {
         let arguments =
             if matches!(shape, LineShape::Rows { .. }) { 3 + 2 * fields.len() } else { 4 };
         let mut head = Vec::new();
-        put_head(&mut head, b'*', arguments);
+        request(&mut head).array(arguments);
         head.extend([bulk(name), bulk(of)].concat());
         let fields = fields.iter().map(|field| bulk(field)).collect();
         Command { of: of.clone(), shape, head, fields }
@@ -70,10 +70,10 @@ impl Command {
                 }
                 pipe.push(number, line, CommandKind::Row, |out| {
                     out.extend_from_slice(&self.head);
-                    put_bulk(out, id);
+                    request(out).bulk(id);
                     for (field, value) in self.fields.iter().zip(values) {
                         out.extend_from_slice(field);
-                        put_bulk(out, value.trim_ascii());
+                        request(out).bulk(value.trim_ascii());
                     }
                 });
             }
@@ -120,11 +120,12 @@ impl Command {
                     return Err("the line has no counters".to_owned());
                 }
                 pipe.push(number, line, CommandKind::Row, |out| {
-                    put_head(out, b'*', 3 + 2 * values.len());
-                    [b"CNT.SET", self.of.as_bytes(), id].iter().for_each(|arg| put_bulk(out, arg));
+                    let mut request = request(out);
+                    request.array(3 + 2 * values.len());
+                    [b"CNT.SET", self.of.as_bytes(), id].iter().for_each(|arg| request.bulk(arg));
                     for (name, value) in &values {
-                        put_bulk(out, name.as_bytes());
-                        put_bulk(out, value.trim().as_bytes());
+                        request.bulk(name.as_bytes());
+                        request.bulk(value.trim().as_bytes());
                     }
                 });
             }
@@ -148,10 +149,16 @@ impl Command {
         };
         pipe.push(number, line, verb, |out| {
             out.extend_from_slice(&self.head);
-            put_bulk(out, member);
-            put_bulk(out, id);
+            let mut request = request(out);
+            request.bulk(member);
+            request.bulk(id);
         });
     }
+}
+
+/// Returns a writer of a request, which is encoded like an array reply of RESP2.
+fn request(out: &mut Vec<u8>) -> Writer<'_> {
+    Writer::new(out, Protocol::Resp2)
 }
 
 /// Parses an integer of type `T`. Returns its text, which is sent unchanged, and its value.

@@ -2,7 +2,7 @@
 //! master receives only rows of its own slots.
 
 use super::spaces::{ServerBySlot, Spaces, with_server_address};
-use node::client::connect::{ConnectArgs, Link};
+use client::{ConnectArgs, Link};
 use std::io;
 
 pub(super) struct Lanes {

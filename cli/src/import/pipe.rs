@@ -4,17 +4,15 @@
 //! commands of an id use the same connection, so they run in the order of their lines.
 
 use super::lanes::{Lanes, Route};
-use node::client::connect::{closed, read_reply, timely};
-use node::runtime::tls::Socket;
+use client::{Inbox, MAX_INBOX_BYTES, Reply, Socket, closed, timely};
 use parking_lot::Mutex;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 
 /// Size at which a chunk is sent, in bytes.
@@ -22,8 +20,6 @@ const CHUNK_BYTES: usize = 32 << 10;
 /// Maximum number of chunks per connection that wait to be sent, and maximum number that wait for
 /// replies.
 const CHUNKS: usize = 8;
-/// Size of a read of replies, in bytes.
-const READ_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReplyCounts {
@@ -300,31 +296,23 @@ impl Replies {
         mut sent: mpsc::Receiver<Vec<(u64, CommandKind)>>,
         outstanding: &Outstanding,
     ) -> Result<(), Option<io::Error>> {
-        let (mut inbox, mut start) = (Vec::new(), 0);
+        let mut inbox = Inbox::new(MAX_INBOX_BYTES);
         while let Some(lines) = sent.recv().await {
             for (line, verb) in lines {
                 loop {
-                    let rest = &inbox[start..];
-                    if let Some(length) = self.match_common_reply(verb, rest) {
-                        start += length;
+                    if let Some(length) = self.match_common_reply(verb, inbox.bytes()) {
+                        inbox.skip(length);
                         break;
                     }
-                    if let Some((reply, length)) = read_reply(rest).map_err(Some)? {
-                        start += length;
+                    if let Some(reply) = inbox.take().map_err(Some)? {
                         self.take(line, verb, reply).map_err(|Refused| None)?;
                         break;
                     }
-                    inbox.drain(..start);
-                    start = 0;
-                    inbox.reserve(READ_BYTES);
-                    match timely(from.read_buf(&mut inbox)).await {
-                        Ok(0) => return Err(Some(closed())),
-                        Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {
-                            return Err(Some(closed()));
-                        }
-                        Err(e) => return Err(Some(e)),
-                        Ok(_) => {}
-                    }
+                    let read = timely(inbox.read(&mut from)).await;
+                    read.map_err(|e| match e.kind() {
+                        io::ErrorKind::ConnectionReset => Some(closed()),
+                        _ => Some(e),
+                    })?;
                 }
             }
             outstanding.lock().pop_front();
@@ -346,16 +334,16 @@ impl Replies {
         })
     }
 
-    fn take(&mut self, line: u64, verb: CommandKind, reply: OwnedFrame) -> Result<(), Refused> {
+    fn take(&mut self, line: u64, verb: CommandKind, reply: Reply) -> Result<(), Refused> {
         let reply = match reply {
-            OwnedFrame::Array(mut items) if items.len() == 1 => items.remove(0),
+            Reply::Array(mut items) if items.len() == 1 => items.remove(0),
             reply => reply,
         };
         match reply {
-            OwnedFrame::Error(reason) => return self.error(line, reason),
-            OwnedFrame::SimpleString(_) => self.tally.done += 1,
-            OwnedFrame::Integer(1) => self.tally.changed += 1,
-            OwnedFrame::Integer(_) => self.tally.repeated += 1,
+            Reply::Error(reason) => return self.error(line, reason),
+            Reply::SimpleString(_) => self.tally.done += 1,
+            Reply::Integer(1) => self.tally.changed += 1,
+            Reply::Integer(_) => self.tally.repeated += 1,
             _ => self.tally.unknown += 1,
         }
         self.executed.note(verb);

@@ -2,10 +2,8 @@
 //! lists only the rows of its own slots, but may still hold old rows of slots that it has given
 //! away.
 
-use crate::import::redis::source::{BlockingConnection, bytes};
 use crate::import::spaces::{Cluster, ServerBySlot, Spaces, with_server_address};
-use node::client::connect::{ConnectArgs, refused};
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{Client, ConnectArgs, Reply, info_field, refused};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 
@@ -15,7 +13,7 @@ const COUNT: &[u8] = b"1000";
 pub(crate) type Row = (u64, Vec<i64>);
 
 pub(crate) struct AllRows {
-    servers: Vec<(ConnectArgs, BlockingConnection)>,
+    servers: Vec<(ConnectArgs, Client)>,
     server_by_slot: ServerBySlot,
     /// Counters of each space in the order of its rows, equal on all servers.
     fields: HashMap<String, Vec<String>>,
@@ -60,9 +58,9 @@ impl AllRows {
 
     /// Connects to a master. Fails if the counters of this master differ from those of the first
     /// master, because its rows would be misread.
-    fn open_one(to: ConnectArgs, first: &Spaces) -> io::Result<(ConnectArgs, BlockingConnection)> {
+    fn open_one(to: ConnectArgs, first: &Spaces) -> io::Result<(ConnectArgs, Client)> {
         let open = || {
-            let mut remote = BlockingConnection::open(&to)?;
+            let mut remote = Client::open(&to)?;
             let own = remote.run(Spaces::ask)?;
             Ok((remote, own))
         };
@@ -111,15 +109,18 @@ impl AllRows {
             request.extend(ids.iter().map(|id| id.to_string().into_bytes()));
             let request: Vec<&[u8]> = request.iter().map(Vec::as_slice).collect();
             let reply = server.ask(&request).map_err(|error| with_server_address(to, error))?;
-            let OwnedFrame::Array(all) = reply else { return Err(unexpected_reply()) };
+            let Reply::Array(all) = reply else { return Err(unexpected_reply()) };
             for (id, row) in ids.into_iter().zip(all) {
                 match row {
-                    OwnedFrame::Array(values) => {
-                        let values = values.into_iter().map(number_of).collect::<Option<_>>();
+                    Reply::Array(values) => {
+                        let values = values
+                            .into_iter()
+                            .map(|value| value.as_integer())
+                            .collect::<Option<_>>();
                         rows.push((id, values.ok_or_else(unexpected_reply)?));
                     }
                     // The node does not serve the id, so it is unknown whether the row exists.
-                    OwnedFrame::Error(reason) if is_slot_error(&reason) => {
+                    Reply::Error(reason) if is_slot_error(&reason) => {
                         return Err(with_server_address(to, io::Error::other(reason)));
                     }
                     _ => {}
@@ -155,10 +156,9 @@ impl AllRows {
     pub(crate) fn lineage(&mut self) -> String {
         let mut all = BTreeSet::new();
         for (_, server) in &mut self.servers {
-            let info = server.ask(&[b"INFO", b"replication"]).ok().and_then(bytes);
-            let info = String::from_utf8_lossy(&info.unwrap_or_default()).into_owned();
-            let id = info.lines().find_map(|line| line.strip_prefix("master_replid:"));
-            let Some(id) = id else { return String::new() };
+            let info = server.ask(&[b"INFO", b"replication"]).ok().and_then(Reply::into_text);
+            let info = info.unwrap_or_default();
+            let Some(id) = info_field(&info, "master_replid") else { return String::new() };
             // The first 32 characters are the lineage; the rest is the term.
             all.insert(id.chars().take(32).collect::<String>());
         }
@@ -175,22 +175,15 @@ fn unexpected_reply() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "unexpected reply from the server")
 }
 
-fn number_of(value: OwnedFrame) -> Option<i64> {
-    match value {
-        OwnedFrame::Integer(value) => Some(value),
-        _ => None,
-    }
-}
-
 /// Parses a reply to CNT.SCAN. Returns the next cursor and the rows.
-fn scanned(reply: OwnedFrame) -> Option<(Vec<u8>, Vec<Row>)> {
-    let OwnedFrame::Array(mut parts) = reply else { return None };
-    let OwnedFrame::Array(rows) = parts.pop()? else { return None };
-    let row = |row: OwnedFrame| {
-        let OwnedFrame::Array(all) = row else { return None };
+fn scanned(reply: Reply) -> Option<(Vec<u8>, Vec<Row>)> {
+    let Reply::Array(mut parts) = reply else { return None };
+    let Reply::Array(rows) = parts.pop()? else { return None };
+    let row = |row: Reply| {
+        let Reply::Array(all) = row else { return None };
         let mut all = all.into_iter();
-        let id = resp::natural(&bytes(all.next()?)?)?;
-        Some((id, all.map(number_of).collect::<Option<_>>()?))
+        let id = resp::natural(&all.next()?.into_bytes()?)?;
+        Some((id, all.map(|value| value.as_integer()).collect::<Option<_>>()?))
     };
-    Some((bytes(parts.pop()?)?, rows.into_iter().map(row).collect::<Option<_>>()?))
+    Some((parts.pop()?.into_bytes()?, rows.into_iter().map(row).collect::<Option<_>>()?))
 }

@@ -1,13 +1,11 @@
 //! Reads the list of spaces and the cluster topology from a server.
 
 use super::args::{ImportArgs, LineShape};
-use super::redis::source::{BlockingConnection, bytes};
 use crate::cluster_nodes::text_of;
+use client::{Client, ConnectArgs, Link, Reply, refused, timely};
 use counter::Field;
-use node::client::connect::{ConnectArgs, Link, refused, timely};
 use node::cluster::slot::{SLOTS, of_id};
 use node::cluster::{Member, Topology};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -40,14 +38,13 @@ pub(crate) enum Cluster {
 impl Cluster {
     async fn ask(link: &mut Link) -> io::Result<Cluster> {
         let info = timely(link.call(&[b"INFO", b"cluster"])).await?;
-        let text = |frame: OwnedFrame| bytes(frame).unwrap_or_default();
-        if !String::from_utf8_lossy(&text(info)).contains("cluster_enabled:1") {
+        if !info.into_text().unwrap_or_default().contains("cluster_enabled:1") {
             return Ok(Cluster::Whole);
         }
         match timely(link.call(&[b"CLUSTER", b"NODES"])).await? {
-            OwnedFrame::Error(reason) if reason.starts_with("CLUSTERDOWN") => Ok(Cluster::Unknown),
-            OwnedFrame::Error(reason) => Err(refused(format!("CLUSTER NODES failed: {reason}"))),
-            lines => Cluster::of(&String::from_utf8_lossy(&text(lines))),
+            Reply::Error(reason) if reason.starts_with("CLUSTERDOWN") => Ok(Cluster::Unknown),
+            Reply::Error(reason) => Err(refused(format!("CLUSTER NODES failed: {reason}"))),
+            lines => Cluster::of(&lines.into_text().unwrap_or_default()),
         }
     }
 
@@ -131,8 +128,8 @@ pub(super) fn check_field(space: &str, known: &[String], field: &String) -> Resu
 }
 
 impl Spaces {
-    pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(BlockingConnection, Spaces)> {
-        let mut remote = BlockingConnection::open(connect)?;
+    pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(Client, Spaces)> {
+        let mut remote = Client::open(connect)?;
         let spaces = remote.run(Spaces::ask)?;
         Ok((remote, spaces))
     }
@@ -142,7 +139,7 @@ impl Spaces {
     pub(crate) async fn ask(link: &mut Link) -> io::Result<Spaces> {
         let mut spaces = Spaces::default();
         let list = timely(link.call(&[b"TM.SPACE", b"LIST"])).await?;
-        if let OwnedFrame::Error(reason) = &list
+        if let Reply::Error(reason) = &list
             && reason.starts_with("ERR unknown command")
         {
             return Err(refused(format!("not a Tidemark server: {reason}")));
@@ -201,14 +198,11 @@ pub(crate) fn names_of(fields: &str) -> Vec<String> {
 }
 
 /// Converts a list of maps, omitting values that are not strings.
-pub(crate) fn maps(reply: OwnedFrame) -> Vec<HashMap<String, String>> {
-    let OwnedFrame::Array(maps) = reply else { return Vec::new() };
-    let text = |frame: &OwnedFrame| match frame {
-        OwnedFrame::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        _ => None,
-    };
-    let one = |map: OwnedFrame| {
-        let OwnedFrame::Array(items) = map else { return None };
+pub(crate) fn maps(reply: Reply) -> Vec<HashMap<String, String>> {
+    let Reply::Array(maps) = reply else { return Vec::new() };
+    let text = |reply: &Reply| reply.clone().into_text();
+    let one = |map: Reply| {
+        let Reply::Array(items) = map else { return None };
         let pairs = items.chunks_exact(2);
         Some(pairs.filter_map(|pair| Some((text(&pair[0])?, text(&pair[1])?))).collect())
     };

@@ -2,10 +2,9 @@
 //! the latency of other clients must stay nearly the same. docs/security.md lists the protection
 //! against each attack.
 
+use client::{Client, Reply};
 use harness::number;
 use harness::program::{Program, call, refusal, until};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -72,10 +71,7 @@ impl Victim {
                         "FEED.GET home 7 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20",
                     );
                     times.push(started.elapsed());
-                    assert!(
-                        matches!(&page, OwnedFrame::Array(rows) if rows.len() == 20),
-                        "{page:?}"
-                    );
+                    assert!(matches!(&page, Reply::Array(rows) if rows.len() == 20), "{page:?}");
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 times.sort();
@@ -104,7 +100,7 @@ impl Victim {
         if let Some(password) = password {
             assert_eq!(refusal(&call(&mut client, &format!("AUTH {password}"))), "");
         }
-        assert_eq!(call(&mut client, "ECHO alive"), OwnedFrame::BulkString(b"alive".to_vec()));
+        assert_eq!(call(&mut client, "ECHO alive"), Reply::BulkString(b"alive".to_vec()));
     }
 }
 
@@ -352,7 +348,7 @@ fn endless_senders_do_not_starve_others() {
                         "FEED.GET home 7 1 2 3 4 5 6 7 8 9 10"
                     };
                     let reply = call(&mut client, what);
-                    assert!(!matches!(reply, OwnedFrame::Error(_)), "{reply:?}");
+                    assert!(!matches!(reply, Reply::Error(_)), "{reply:?}");
                     started.elapsed()
                 })
                 .collect();
@@ -379,10 +375,10 @@ fn endless_senders_do_not_starve_others() {
 fn hostile_arguments_are_refused_or_cost_little() {
     let victim = Victim::start("");
     let mut client = victim.program.client();
-    let OwnedFrame::Array(names) = call(&mut client, "COMMAND LIST") else { panic!("no list") };
+    let Reply::Array(names) = call(&mut client, "COMMAND LIST") else { panic!("no list") };
     let names: Vec<Vec<u8>> = names
         .into_iter()
-        .map(|name| if let OwnedFrame::BulkString(name) = name { name } else { panic!("{name:?}") })
+        .map(|name| if let Reply::BulkString(name) = name { name } else { panic!("{name:?}") })
         .filter(|name: &Vec<u8>| !name.contains(&b'|'))
         .collect();
     assert!(names.len() > 60);
@@ -567,10 +563,11 @@ fn the_time_of_a_login_tells_nothing() {
 fn seeds_of_filters_are_secret() {
     let victim = Victim::start("");
     let mut client = victim.program.client();
-    let OwnedFrame::Array(all) = call(&mut client, "CONFIG GET *") else { panic!("no list") };
-    assert!(!all.iter().any(
-        |item| matches!(item, OwnedFrame::BulkString(b) if b.windows(4).any(|w| w == b"seed"))
-    ));
+    let Reply::Array(all) = call(&mut client, "CONFIG GET *") else { panic!("no list") };
+    assert!(
+        !all.iter()
+            .any(|item| matches!(item, Reply::BulkString(b) if b.windows(4).any(|w| w == b"seed")))
+    );
 }
 
 /// Attack 41: lookups among a million ids that follow a pattern are as fast as lookups among random
@@ -597,7 +594,7 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             );
             let words: Vec<&[u8]> = words.iter().map(String::as_bytes).collect();
             let reply = client.call(&words).unwrap();
-            assert_eq!(reply, OwnedFrame::Array(vec![OwnedFrame::Integer(1); 1000]));
+            assert_eq!(reply, Reply::Array(vec![Reply::Integer(1); 1000]));
         }
         grown.push((pattern, victim.resident().saturating_sub(before)));
         // Wait until all rewrites have ended, because a writer that is faster than a rewrite fills
@@ -666,7 +663,7 @@ fn connections_are_killed_in_any_state() {
         }
     }
     until("all connections are closed", || {
-        let OwnedFrame::BulkString(list) = call(&mut admin, "CLIENT LIST") else { return false };
+        let Reply::BulkString(list) = call(&mut admin, "CLIENT LIST") else { return false };
         list.iter().filter(|b| **b == b'\n').count() == 1
     });
     let grown = victim.resident().saturating_sub(before);

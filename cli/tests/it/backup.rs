@@ -4,12 +4,11 @@
 //! `TIDEMARK_RUNS` (default 4; `cargo xtask play backup`) sets the number of runs, `TIDEMARK_SEED`
 //! the seed. The test with the full disk needs permission to mount a tmpfs (`SmallDisk`).
 
+use client::{Client, Reply};
 use harness::program::{
     FIRST, Likes, POSTS, Program, SmallDisk, call, cannot, check, count, info, names, refusal,
     rounds, text, tidemark, until,
 };
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -34,10 +33,10 @@ fn start_in(home: &Path, data: &str, settings: &str) -> Program {
 }
 
 fn status(client: &mut Client, field: &str) -> String {
-    let OwnedFrame::Array(all) = call(client, "BACKUP STATUS") else { panic!("a map") };
-    let said = |frame: &OwnedFrame| match frame {
-        OwnedFrame::BulkString(bytes) => String::from_utf8(bytes.clone()).unwrap(),
-        OwnedFrame::Integer(number) => number.to_string(),
+    let Reply::Array(all) = call(client, "BACKUP STATUS") else { panic!("a map") };
+    let said = |frame: &Reply| match frame {
+        Reply::BulkString(bytes) => String::from_utf8(bytes.clone()).unwrap(),
+        Reply::Integer(number) => number.to_string(),
         other => panic!("{other:?}"),
     };
     let pair = all.chunks(2).find(|pair| said(&pair[0]) == field);
@@ -118,8 +117,8 @@ fn backup_has_acknowledged_writes_though_the_server_is_killed() {
                         let mut members: Vec<_> = sent.keys().copied().collect();
                         members.sort_by_key(|(_, member)| *member);
                         for like in members {
-                            let Ok(OwnedFrame::Array(items)) = client.reply() else { break };
-                            sent.insert(like, items[0] == OwnedFrame::Integer(1));
+                            let Ok(Reply::Array(items)) = client.reply() else { break };
+                            sent.insert(like, items[0] == Reply::Integer(1));
                         }
                         all.lock().unwrap().extend(sent);
                         if is_over.load(SeqCst) {
@@ -148,11 +147,10 @@ fn backup_has_acknowledged_writes_though_the_server_is_killed() {
                         return;
                     }
                     while !is_over.load(SeqCst) {
-                        let Ok(OwnedFrame::Array(said)) = client.call(&[b"BACKUP", b"STATUS"])
-                        else {
+                        let Ok(Reply::Array(said)) = client.call(&[b"BACKUP", b"STATUS"]) else {
                             return;
                         };
-                        if said.contains(&OwnedFrame::BulkString(b"idle".to_vec())) {
+                        if said.contains(&Reply::BulkString(b"idle".to_vec())) {
                             break;
                         }
                         std::thread::sleep(Duration::from_millis(5));
@@ -203,13 +201,13 @@ fn backup_has_acknowledged_writes_though_the_server_is_killed() {
 fn likes_of(port: u16) -> i64 {
     let mut client = Client::connect(("127.0.0.1", port)).unwrap();
     let posts = (0..POSTS).map(|n| format!("post:{}:like", FIRST + n * 4096));
-    let OwnedFrame::Array(all) =
+    let Reply::Array(all) =
         call(&mut client, &format!("MGET {}", posts.collect::<Vec<_>>().join(" ")))
     else {
         panic!("an array")
     };
-    let number = |frame: &OwnedFrame| match frame {
-        OwnedFrame::BulkString(n) => String::from_utf8(n.clone()).unwrap().parse().unwrap(),
+    let number = |frame: &Reply| match frame {
+        Reply::BulkString(n) => String::from_utf8(n.clone()).unwrap().parse().unwrap(),
         _ => 0,
     };
     all.iter().map(number).sum()
@@ -243,15 +241,13 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
             client.push(&[b"FEED.ACT", b"like", &text(phase * 1_000 + member), &text(post)]);
         }
         for _ in 0..100 {
-            let OwnedFrame::Array(said) = client.reply().unwrap() else { panic!("no array") };
-            liked += i64::from(said[0] == OwnedFrame::Integer(1));
+            let Reply::Array(said) = client.reply().unwrap() else { panic!("no array") };
+            liked += i64::from(said[0] == Reply::Integer(1));
         }
         let offset = count(&mut client, "log_synced_offset");
-        let OwnedFrame::Array(time) = call(&mut client, "TIME") else { panic!("a time") };
-        let said = |frame: &OwnedFrame| match frame {
-            OwnedFrame::BulkString(n) => {
-                String::from_utf8(n.clone()).unwrap().parse::<u64>().unwrap()
-            }
+        let Reply::Array(time) = call(&mut client, "TIME") else { panic!("a time") };
+        let said = |frame: &Reply| match frame {
+            Reply::BulkString(n) => String::from_utf8(n.clone()).unwrap().parse::<u64>().unwrap(),
             other => panic!("{other:?}"),
         };
         // The server truncates microseconds to the milliseconds of log batches.
@@ -381,7 +377,7 @@ fn a_full_disk_fails_the_backup_and_nothing_else() {
         &mut start_in(home, "restored", "").client(),
         &format!("HGET post:{} like", FIRST + 39_999),
     );
-    assert_eq!(row, OwnedFrame::BulkString(text(39_999 % 4000)));
+    assert_eq!(row, Reply::BulkString(text(39_999 % 4000)));
 }
 
 /// Snapshots, spills and merges continuously replace files of the data folder, but the files of a
@@ -444,14 +440,14 @@ fn backups_beside_snapshots_and_spills_are_whole() {
             client.push(&[b"CNT.GET", b"post", &text(1 + id)]);
             if id % 100 == 99 {
                 for id in id - 99..=id {
-                    let OwnedFrame::Array(row) = client.reply().unwrap() else { panic!("a row") };
+                    let Reply::Array(row) = client.reply().unwrap() else { panic!("a row") };
                     let value = match &row[0] {
-                        OwnedFrame::Array(row) => row[0].clone(),
+                        Reply::Array(row) => row[0].clone(),
                         other => other.clone(),
                     };
                     let value = match value {
-                        OwnedFrame::Integer(n) => n as u64,
-                        OwnedFrame::Null => 0,
+                        Reply::Integer(n) => n as u64,
+                        Reply::Null => 0,
                         other => panic!("{other:?}"),
                     };
                     assert!(value >= floor, "{name}: row {id} is {value}, acknowledged {floor}");
@@ -479,7 +475,7 @@ fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
     assert_eq!(back_up(&mut client, "one"), "ok");
     call(&mut client, &format!("CNT.SET post {FIRST} like 2"));
     let value = |program: &Program| program.ask(&format!("HGET post:{FIRST} like"));
-    let is = |n: u64| OwnedFrame::BulkString(text(n));
+    let is = |n: u64| Reply::BulkString(text(n));
     until("the replica has the write", || value(&replica) == is(2));
     master.kill();
     restored(&home.join("backups/one"), &home.join("restored"), &[]);
@@ -618,7 +614,7 @@ fn restore_reports_missing_log_and_check_a_foreign_folder() {
         let program = Program::start(&home.join(dir), "always");
         assert_eq!(
             call(&mut program.client(), "HGET post:1 like"),
-            OwnedFrame::BulkString(like.into()),
+            Reply::BulkString(like.into()),
             "{dir}"
         );
     }

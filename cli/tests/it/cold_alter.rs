@@ -4,9 +4,8 @@
 //!
 //! `TIDEMARK_RUNS` (default 3) sets the number of runs, `TIDEMARK_SEED` the seed.
 
+use client::{Client, Reply};
 use harness::program::{Program, call, count, refusal, rounds, text, tidemark, until};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -44,7 +43,7 @@ fn set(client: &mut Client, truth: &mut Truth, field: (usize, &str), rows: &[(u6
             let mut refused = Vec::new();
             for (id, value) in left {
                 match client.reply().unwrap() {
-                    OwnedFrame::Integer(_) => {
+                    Reply::Integer(_) => {
                         let row = truth.entry(id).or_default();
                         row.resize(row.len().max(field.0 + 1), 0);
                         row[field.0] = value;
@@ -69,9 +68,9 @@ fn verify(program: &Program, truth: &Truth, fields: &[String]) {
             client.push(&words);
         }
         for (id, row) in some {
-            let OwnedFrame::Array(found) = client.reply().unwrap() else { panic!("no row") };
-            let value = |frame: &OwnedFrame| match frame {
-                OwnedFrame::BulkString(n) => std::str::from_utf8(n).unwrap().parse().unwrap(),
+            let Reply::Array(found) = client.reply().unwrap() else { panic!("no row") };
+            let value = |frame: &Reply| match frame {
+                Reply::BulkString(n) => std::str::from_utf8(n).unwrap().parse().unwrap(),
                 other => panic!("row {id}: {other:?}"),
             };
             let found: Vec<i64> = found.iter().map(value).collect();
@@ -136,8 +135,8 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
 
     let program = start(&master);
     let mut client = program.client();
-    // DBSIZE counts each row once, whether the row is in memory or on disk.
-    assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
+    // Each row is counted once, whether it is in memory or on disk.
+    assert_eq!(call(&mut client, "DBSIZE"), Reply::Integer(truth.len() as i64));
     let copy = start(&replica);
     let words = format!("REPLICAOF 127.0.0.1 {}", program.port);
     assert_eq!(refusal(&copy.ask(&words)), "");
@@ -184,10 +183,10 @@ fn a_small_space_takes_rows_after_many_alters() {
     }
     verify(&program, &truth, &fields);
     let tables = || {
-        let OwnedFrame::Array(all) = call(&mut program.client(), "TM.TABLES post") else {
+        let Reply::Array(all) = call(&mut program.client(), "TM.TABLES post") else {
             panic!("no tables")
         };
-        let is_memory = |table: &OwnedFrame| format!("{table:?}").contains("109, 101, 109, 111");
+        let is_memory = |table: &Reply| format!("{table:?}").contains("109, 101, 109, 111");
         let in_memory = all.iter().filter(|table| is_memory(table)).count();
         (all.len(), in_memory)
     };
@@ -196,7 +195,7 @@ fn a_small_space_takes_rows_after_many_alters() {
         eprintln!("{all} tables and files, {in_memory} in memory");
         in_memory <= 2 * (all - in_memory) + 6
     });
-    assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
+    assert_eq!(call(&mut client, "DBSIZE"), Reply::Integer(truth.len() as i64));
 }
 
 /// Runs random sequences of all changes that affect cold rows. Fields are added, widened and

@@ -1,9 +1,8 @@
 //! Opens thousands of cold files. The process starts with a lower limit on open files, which the
 //! server must raise.
 
+use client::{Client, Reply};
 use harness::program::{FIRST, Program, call, count, text};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::path::Path;
 
 const PER_TABLE: u64 = 100;
@@ -35,15 +34,9 @@ fn verify(client: &mut Client) {
         let words: Vec<&[u8]> =
             [&b"CNT.GET"[..], b"post"].into_iter().chain(ids.iter().map(Vec::as_slice)).collect();
         let rows = (first..first + 500).map(|row| {
-            OwnedFrame::Array(
-                [row as i64, (row % 7) as i64, 0, 0].map(OwnedFrame::Integer).to_vec(),
-            )
+            Reply::Array([row as i64, (row % 7) as i64, 0, 0].map(Reply::Integer).to_vec())
         });
-        assert_eq!(
-            client.call(&words).unwrap(),
-            OwnedFrame::Array(rows.collect()),
-            "from row {first}"
-        );
+        assert_eq!(client.call(&words).unwrap(), Reply::Array(rows.collect()), "from row {first}");
     }
 }
 
@@ -61,11 +54,11 @@ fn thousands_of_files_are_opened_searched_and_opened_again() {
         client.push(&[b"CNT.SET", b"post", &text(id(row)), b"like", &like, b"repost", &repost]);
         if client.is_full() || row == ROWS - 1 {
             (0..client.waiting()).for_each(|_| {
-                assert_eq!(client.reply().unwrap(), OwnedFrame::SimpleString(b"OK".to_vec()))
+                assert_eq!(client.reply().unwrap(), Reply::SimpleString(b"OK".to_vec()))
             });
         }
     }
-    let OwnedFrame::Integer(left) = call(&mut client, &format!("TM.SPILL post {TABLES}")) else {
+    let Reply::Integer(left) = call(&mut client, &format!("TM.SPILL post {TABLES}")) else {
         panic!("no number")
     };
     assert!(left > 240_000, "{left} rows were spilled");

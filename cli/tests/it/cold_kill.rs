@@ -4,9 +4,8 @@
 //! `TIDEMARK_RUNS` (default 6, half of them in spills) sets the number of runs; further runs follow
 //! until kills have hit both a spill and a merge. `TIDEMARK_SEED` sets the seed.
 
+use client::{Client, Reply};
 use harness::program::{Program, count, rounds, text};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -52,10 +51,10 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
         }
         for (pair, set) in some {
             match client.reply() {
-                Ok(OwnedFrame::Array(done)) => match &done[..] {
-                    [OwnedFrame::Integer(_)] => _ = told.insert(pair, Some(set)),
-                    // A refused change keeps the earlier state, which this function does not know.
-                    [OwnedFrame::Error(why)] if why.starts_with("OOM") => {}
+                Ok(Reply::Array(done)) => match &done[..] {
+                    [Reply::Integer(_)] => _ = told.insert(pair, Some(set)),
+                    // A refused change leaves the earlier state, which this function does not know.
+                    [Reply::Error(why)] if why.starts_with("OOM") => {}
                     other => panic!("{other:?}"),
                 },
                 Ok(other) => panic!("{other:?}"),
@@ -82,8 +81,8 @@ fn verify(program: &Program, truth: &mut Truth, some: usize) {
             client.push(&[b"PH.EXISTS", b"liked", &text(*member), &text(*post)]);
         }
         for pair in some {
-            let OwnedFrame::Array(flags) = client.reply().unwrap() else { panic!("no flags") };
-            let is_set = flags[0] == OwnedFrame::Integer(1);
+            let Reply::Array(flags) = client.reply().unwrap() else { panic!("no flags") };
+            let is_set = flags[0] == Reply::Integer(1);
             let known = truth.insert(*pair, Some(is_set)).flatten();
             assert!(
                 known.is_none_or(|known| known == is_set),

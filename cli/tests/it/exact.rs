@@ -11,9 +11,8 @@
 //!   repeats  ->    ... `later` batches later      the same likes on another connection
 //! ```
 
+use client::{Client, Reply};
 use harness::program::{Program, call, info, names, number_in, refusal, rounds, tidemark};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -94,12 +93,11 @@ impl Lane {
     fn take(&mut self) {
         let Some(batch) = self.open.pop_front() else { return };
         for _ in 0..batch.len().div_ceil(POSTS_PER_COMMAND) {
-            let OwnedFrame::Array(replies) = self.client.reply().expect("the server is running")
-            else {
+            let Reply::Array(replies) = self.client.reply().expect("the server is running") else {
                 panic!("no array")
             };
             for reply in &replies {
-                let OwnedFrame::Integer(done) = reply else { panic!("{reply:?}") };
+                let Reply::Integer(done) = reply else { panic!("{reply:?}") };
                 self.counted += usize::from(*done == 1);
             }
         }
@@ -163,10 +161,10 @@ fn batch_of(rng: &mut fastrand::Rng, posts: u32, published: u32, members: u32) -
     some.collect()
 }
 
-fn integer(frame: &OwnedFrame) -> i64 {
+fn integer(frame: &Reply) -> i64 {
     match frame {
-        OwnedFrame::BulkString(text) => String::from_utf8_lossy(text).parse().unwrap(),
-        OwnedFrame::Null => 0,
+        Reply::BulkString(text) => String::from_utf8_lossy(text).parse().unwrap(),
+        Reply::Null => 0,
         other => panic!("{other:?}"),
     }
 }

@@ -7,12 +7,11 @@
 //! prints a warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set. `TIDEMARK_SEED`
 //! selects which sync fails first.
 
+use client::{Client, Reply};
 use harness::program::{
     FIRST, Likes, Program, SmallDisk, acknowledged, assert_likes_are_refused, call, cannot, check,
     info, like, like_until_accepted, names, refusal, text, tidemark, until,
 };
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
@@ -340,7 +339,7 @@ fn a_server_that_cannot_write_its_log_lines_goes_on() {
     let mut client = program.client();
     for member in 0..3 {
         call(&mut client, &format!("FEED.ACT like {member} {FIRST}"));
-        assert_eq!(call(&mut client, "SAVE"), OwnedFrame::SimpleString(b"OK".to_vec()));
+        assert_eq!(call(&mut client, "SAVE"), Reply::SimpleString(b"OK".to_vec()));
     }
     assert!(program.terminate().success());
 }
@@ -413,7 +412,7 @@ fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         client.call(&words).unwrap()
     };
-    let ok = OwnedFrame::SimpleString(b"OK".to_vec());
+    let ok = Reply::SimpleString(b"OK".to_vec());
     for (at, (node, _)) in nodes.iter().enumerate() {
         let mut client = node.client();
         assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODEID", &ids[at]]), ok);
@@ -540,9 +539,7 @@ fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     loop {
         assert_eq!(refusal(&call(&mut client, &like)), "");
         acknowledged += 1;
-        if call(&mut client, "WAITAOF 1 0 300")
-            == OwnedFrame::Array(vec![OwnedFrame::Integer(0); 2])
-        {
+        if call(&mut client, "WAITAOF 1 0 300") == Reply::Array(vec![Reply::Integer(0); 2]) {
             break;
         }
         assert!(acknowledged < 1000, "no sync was slow");
@@ -551,7 +548,7 @@ fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     let writer = std::thread::spawn(move || {
         let mut client = Client::connect(("127.0.0.1", port)).unwrap();
         let mut times = Vec::new();
-        while let Ok(OwnedFrame::Integer(_)) =
+        while let Ok(Reply::Integer(_)) =
             client.call(&[b"HINCRBY", format!("post:{FIRST}").as_bytes(), b"like", b"1"])
         {
             times.push(Instant::now());
@@ -563,8 +560,7 @@ fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     program.kill();
     let times = writer.join().unwrap();
     let again = Program::start(folder.path(), "everysec");
-    let OwnedFrame::BulkString(held) =
-        call(&mut again.client(), &format!("HGET post:{FIRST} like"))
+    let Reply::BulkString(held) = call(&mut again.client(), &format!("HGET post:{FIRST} like"))
     else {
         panic!("the data are lost")
     };
@@ -632,7 +628,7 @@ fn what_others_are_shown_is_durable() {
         format!("MSET post:{FIRST}:like 9 post:77:like 1"),
         format!("DEL post:{FIRST}"),
     ] {
-        let before: Vec<OwnedFrame> = same.iter().map(|words| ask(words)).collect();
+        let before: Vec<Reply> = same.iter().map(|words| ask(words)).collect();
         let began = Instant::now();
         let ask = |words: &str| (ask(words), began.elapsed());
         let ask = &ask;
@@ -793,7 +789,7 @@ fn a_replica_gets_nothing_that_its_master_may_lose() {
     let shows = |value: u64| {
         let row = Client::connect(("127.0.0.1", replica.port))
             .and_then(|mut c| c.call(&[b"HGET", b"post:1", b"like"]));
-        row.is_ok_and(|row| row == OwnedFrame::BulkString(text(value)))
+        row.is_ok_and(|row| row == Reply::BulkString(text(value)))
     };
     for value in 1..4 {
         let began = Instant::now();
@@ -802,7 +798,7 @@ fn a_replica_gets_nothing_that_its_master_may_lose() {
             until("the replica has the write", || shows(value));
             // The first write must also wait for the link.
             assert!(began.elapsed() >= SYNC, "after {:?}", began.elapsed());
-            assert_eq!(writer.join().unwrap(), OwnedFrame::Integer(value as i64));
+            assert_eq!(writer.join().unwrap(), Reply::Integer(value as i64));
         });
     }
 }

@@ -4,10 +4,9 @@
 //! `TIDEMARK_WRITE_FIXTURES=1 cargo test -p tidemark --test it folder::` writes the folder of the
 //! current version. Use this command only to add a new version, in a new folder.
 
+use client::{Client, Reply};
 use dataset::log_records::{RecordKind, RowsWriter};
 use harness::program::{FIRST, Program, call, count, refusal, text, tidemark, until};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -101,7 +100,7 @@ fn start_and_check_refuse_log_cut_below_replay_position() {
     std::fs::write(&path, &whole).unwrap();
     let program = Program::start(folder.path(), "always");
     let last = call(&mut program.client(), &format!("HGET post:{} like", FIRST + 199));
-    assert_eq!(last, OwnedFrame::BulkString(b"1".to_vec()));
+    assert_eq!(last, Reply::BulkString(b"1".to_vec()));
 }
 
 /// The schema of the data folder takes precedence. The server logs each field that the
@@ -165,13 +164,13 @@ fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
         asked += 1;
         let reply = call(&mut client, &format!("HGET post:{FIRST} read"));
         if refusal(&reply).is_empty() {
-            assert_eq!(reply, OwnedFrame::BulkString(b"3".to_vec()));
+            assert_eq!(reply, Reply::BulkString(b"3".to_vec()));
             break;
         }
         assert!(refusal(&reply).starts_with("LOADING "), "{reply:?}");
         let pong = call(&mut client, "PING");
         assert!(refusal(&pong).is_empty() || refusal(&pong).starts_with("LOADING "), "{pong:?}");
-        let OwnedFrame::BulkString(info) = call(&mut client, "INFO persistence") else {
+        let Reply::BulkString(info) = call(&mut client, "INFO persistence") else {
             panic!("INFO while it loads")
         };
         told += u64::from(String::from_utf8(info).unwrap().contains("loading:1"));
@@ -194,7 +193,7 @@ fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
     let last = FIRST + (ROWS - 1) * 4096;
     assert_eq!(
         call(&mut client, &format!("HGET post:{last} like")),
-        OwnedFrame::BulkString(text(ROWS - 1))
+        Reply::BulkString(text(ROWS - 1))
     );
 }
 
@@ -292,7 +291,7 @@ impl Tables {
             );
             let flags = ["7", "8", "9"]
                 .map(|member| call(client, &format!("PH.EXISTS liked {member} {id}")));
-            let bit = |set: bool| OwnedFrame::Array(vec![OwnedFrame::Integer(i64::from(set))]);
+            let bit = |set: bool| Reply::Array(vec![Reply::Integer(i64::from(set))]);
             assert_eq!(flags, [bit(true), bit(!changed), bit(changed)], "{id}");
         }
     }
@@ -313,12 +312,12 @@ fn a_folder_with_a_space_that_the_configuration_lacks_starts() {
         ""
     );
     until("the replica has all writes", || {
-        replica.ask("HGET extra:1 n") == OwnedFrame::BulkString(text(7))
+        replica.ask("HGET extra:1 n") == Reply::BulkString(text(7))
     });
     for (program, folder) in [replica, master].into_iter().zip(folders.iter().rev()) {
         assert!(program.terminate().success());
         let again = start(folder.path(), lacking.path());
-        assert_eq!(again.ask("HGET extra:1 n"), OwnedFrame::BulkString(text(7)));
+        assert_eq!(again.ask("HGET extra:1 n"), Reply::BulkString(text(7)));
     }
 }
 
@@ -332,7 +331,7 @@ fn changes_since_the_last_snapshot_are_counted() {
         let members: Vec<String> =
             (first..first + members).map(|member| member.to_string()).collect();
         let added = call(client, &format!("SADD liked:{FIRST} {}", members.join(" ")));
-        assert_eq!(added, OwnedFrame::Integer(members.len() as i64));
+        assert_eq!(added, Reply::Integer(members.len() as i64));
     };
     // The first change also logs the new space.
     add(&mut client, 0, 1);
@@ -393,7 +392,7 @@ fn what_a_replica_is_told_is_in_its_next_snapshot() {
     // The replica closes client connections once, when it replaces its data by the master's data.
     let offset = |program: &Program, key: &str| -> Option<u64> {
         let mut client = Client::connect(("127.0.0.1", program.port)).ok()?;
-        let OwnedFrame::BulkString(all) = client.call(&[b"INFO", b"replication"]).ok()? else {
+        let Reply::BulkString(all) = client.call(&[b"INFO", b"replication"]).ok()? else {
             return None;
         };
         let all = String::from_utf8(all).unwrap();
@@ -421,7 +420,7 @@ fn requested_snapshots_run_one_at_a_time_and_set_lastsave() {
     let program = start(folder.path(), config.path());
     let mut client = program.client();
     let last = |client: &mut Client| match call(client, "LASTSAVE") {
-        OwnedFrame::Integer(seconds) => seconds,
+        Reply::Integer(seconds) => seconds,
         other => panic!("{other:?}"),
     };
     let at_start = last(&mut client);
@@ -429,8 +428,8 @@ fn requested_snapshots_run_one_at_a_time_and_set_lastsave() {
     call(&mut client, &format!("CNT.SET post {FIRST} like 1"));
     assert_eq!(last(&mut client), at_start);
     assert_eq!(snapshots(folder.path()), [] as [&str; 0]);
-    // SAVE does not reply until the files exist.
-    assert_eq!(call(&mut client, "SAVE"), OwnedFrame::SimpleString(b"OK".to_vec()));
+    // SAVE replies once the files exist.
+    assert_eq!(call(&mut client, "SAVE"), Reply::SimpleString(b"OK".to_vec()));
     let first = snapshots(folder.path());
     assert!(!first.is_empty());
     assert!(last(&mut client) > at_start);
@@ -439,17 +438,17 @@ fn requested_snapshots_run_one_at_a_time_and_set_lastsave() {
     client.push(&[b"BGSAVE"]);
     client.push(&[b"BGSAVE"]);
     let replies = [client.reply().unwrap(), client.reply().unwrap()];
-    assert_eq!(replies[0], OwnedFrame::SimpleString(b"Background saving started".to_vec()));
+    assert_eq!(replies[0], Reply::SimpleString(b"Background saving started".to_vec()));
     assert_eq!(refusal(&replies[1]), "ERR Background save already in progress");
     until("the snapshot ends", || snapshots(folder.path()) != first);
 }
 
-fn values(texts: &[&str]) -> OwnedFrame {
+fn values(texts: &[&str]) -> Reply {
     let value = |text: &&str| match *text {
-        "" => OwnedFrame::Null,
-        text => OwnedFrame::BulkString(text.as_bytes().to_vec()),
+        "" => Reply::Null,
+        text => Reply::BulkString(text.as_bytes().to_vec()),
     };
-    OwnedFrame::Array(texts.iter().map(value).collect())
+    Reply::Array(texts.iter().map(value).collect())
 }
 
 /// Configuration of the version 4 folder. Small tables keep the folder small.
@@ -517,15 +516,13 @@ fn write_v4(program: &Program) {
 }
 
 /// Returns commands, and the replies of a server on the folder of version 4.
-fn answers_of_v4() -> Vec<(String, OwnedFrame)> {
+fn answers_of_v4() -> Vec<(String, Reply)> {
     let row = |i: u64| format!("HMGET post:{} like repost comment read", FIRST + i * 4096);
     let flags = |space: &str, member: &str, ids: &[u64]| {
         let ids: Vec<String> = ids.iter().map(|i| (FIRST + i * 4096).to_string()).collect();
         format!("PH.EXISTS {space} {member} {}", ids.join(" "))
     };
-    let bits = |bits: &[i64]| {
-        OwnedFrame::Array(bits.iter().map(|&bit| OwnedFrame::Integer(bit)).collect())
-    };
+    let bits = |bits: &[i64]| Reply::Array(bits.iter().map(|&bit| Reply::Integer(bit)).collect());
     // 300 likes, alternating between the posts: 43 for each of the first six posts, 42 for the
     // seventh. One like of the first post is undone; another one is added and undone.
     vec![
@@ -537,9 +534,9 @@ fn answers_of_v4() -> Vec<(String, OwnedFrame)> {
         (row(6), values(&["", "", "", ""])),
         (row(49), values(&["49", "0", "0", "4900"])),
         (row(999), values(&["49", "0", "0", "99900"])),
-        (format!("HGET post:{} share", FIRST + 5 * 4096), OwnedFrame::BulkString(b"63".to_vec())),
-        (format!("HGET post:{FIRST} share"), OwnedFrame::BulkString(b"0".to_vec())),
-        ("HGET post:18446744073709551615 like".to_owned(), OwnedFrame::BulkString(b"3".to_vec())),
+        (format!("HGET post:{} share", FIRST + 5 * 4096), Reply::BulkString(b"63".to_vec())),
+        (format!("HGET post:{FIRST} share"), Reply::BulkString(b"0".to_vec())),
+        ("HGET post:18446744073709551615 like".to_owned(), Reply::BulkString(b"3".to_vec())),
         ("PH.EXISTS liked 9 18446744073709551615".to_owned(), bits(&[1])),
         (flags("liked", "1000", &[0, 1]), bits(&[0, 0])),
         (flags("liked", "1007", &[0, 1]), bits(&[0, 0])),
@@ -550,8 +547,8 @@ fn answers_of_v4() -> Vec<(String, OwnedFrame)> {
         (flags("read", "another", &[0, 1]), bits(&[0, 1])),
         (flags("read", "name-299", &[298, 299]), bits(&[0, 1])),
         (format!("FEED.GET home 1014 {FIRST}"), {
-            let row = [42, 0, 0, 0, 0, 1, 0].map(OwnedFrame::Integer);
-            OwnedFrame::Array(vec![OwnedFrame::Array(row.to_vec())])
+            let row = [42, 0, 0, 0, 0, 1, 0].map(Reply::Integer);
+            Reply::Array(vec![Reply::Array(row.to_vec())])
         }),
     ]
 }
@@ -672,7 +669,7 @@ fn shutdown_save_writes_a_snapshot() {
     assert!(program.child.wait().unwrap().success());
     assert!(!snapshots(folder.path()).is_empty());
     let again = Program::start(folder.path(), "always");
-    assert_eq!(again.ask(&format!("HGET post:{FIRST} like")), OwnedFrame::BulkString(text(5)));
+    assert_eq!(again.ask(&format!("HGET post:{FIRST} like")), Reply::BulkString(text(5)));
 }
 
 /// Fills the log with records that take a long time to replay.
@@ -725,6 +722,6 @@ fn a_stop_with_a_long_log_writes_a_snapshot() {
         assert_eq!(!snapshots(folder.path()).is_empty(), saves, "{stop:?}");
         let again = Program::start(folder.path(), "everysec");
         let last = format!("SISMEMBER liked:{} {:0>120}", FIRST + 1999, 99);
-        assert_eq!(again.ask(&last), OwnedFrame::Integer(1));
+        assert_eq!(again.ask(&last), Reply::Integer(1));
     }
 }

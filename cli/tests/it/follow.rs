@@ -6,10 +6,9 @@
 //! `TIDEMARK_RUNS` (default 10; 200 before a release) sets the number of runs, `TIDEMARK_SEED` the
 //! seed.
 
+use client::{Client, Reply};
 use harness::program::{Program, call, refusal, rounds, text};
 use harness::within;
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -62,9 +61,9 @@ fn act(port: u16, number: u64, seed: u64, own: &mut Own, answered: &AtomicU64) {
 
 fn row(client: &mut Client, id: u64) -> [i64; 2] {
     match call(client, &format!("HMGET user:{id} follower following")) {
-        OwnedFrame::Array(values) => [&values[0], &values[1]].map(|value| match value {
-            OwnedFrame::BulkString(text) => String::from_utf8_lossy(text).parse().unwrap(),
-            OwnedFrame::Null => 0,
+        Reply::Array(values) => [&values[0], &values[1]].map(|value| match value {
+            Reply::BulkString(text) => String::from_utf8_lossy(text).parse().unwrap(),
+            Reply::Null => 0,
             other => panic!("{other:?}"),
         }),
         other => panic!("{other:?}"),
@@ -77,7 +76,7 @@ fn check(client: &mut Client, own: &[Own], round: u64) {
     for &who in &all {
         for &whom in &all {
             let reply = call(client, &format!("SISMEMBER follows:{whom} {who}"));
-            let OwnedFrame::Integer(is_set) = reply else { panic!("{reply:?}") };
+            let Reply::Integer(is_set) = reply else { panic!("{reply:?}") };
             counts.entry(whom).or_default()[0] += is_set;
             counts.entry(who).or_default()[1] += is_set;
             let number = who.checked_sub(OWN).map(|number| usize::try_from(number).unwrap());

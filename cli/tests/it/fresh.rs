@@ -6,10 +6,9 @@
 //! `TIDEMARK_STEPS` sets the number of posts and of likes (default 1,000,000 with 48 MiB;
 //! 400,000,000 with 2 GiB before a release).
 
+use client::{Client, Reply};
 use harness::program::{Program, call, refusal};
 use harness::within;
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -270,13 +269,13 @@ fn check_rows(client: &mut Client, block: u64, comments: i64) {
     let mut words = Words::new(&["CNT.GET", "post"]);
     posts(block).for_each(|post| words.add(id(post)));
     words.push(client);
-    let OwnedFrame::Array(rows) = client.reply().unwrap() else { panic!("no rows") };
+    let Reply::Array(rows) = client.reply().unwrap() else { panic!("no rows") };
     for (post, row) in posts(block).zip(rows) {
-        let OwnedFrame::Array(values) = row else { panic!("post {post}: {row:?}") };
+        let Reply::Array(values) = row else { panic!("post {post}: {row:?}") };
         let [read, comment] = counts(post);
         let comment = comment + if post % COMMENTED == 0 { comments } else { 0 };
         // Fields in order: like, repost, comment, read.
-        let expected = [1, 0, comment, read].map(OwnedFrame::Integer);
+        let expected = [1, 0, comment, read].map(Reply::Integer);
         assert_eq!(values, expected, "post {post}");
     }
 }
@@ -286,8 +285,8 @@ fn flags(client: &mut Client, block: u64, member: u64) -> u64 {
     words.add(member);
     posts(block).for_each(|post| words.add(id(post)));
     words.push(client);
-    let OwnedFrame::Array(flags) = client.reply().unwrap() else { panic!("no flags") };
-    flags.iter().filter(|flag| **flag == OwnedFrame::Integer(1)).count() as u64
+    let Reply::Array(flags) = client.reply().unwrap() else { panic!("no flags") };
+    flags.iter().filter(|flag| **flag == Reply::Integer(1)).count() as u64
 }
 
 #[test]
@@ -358,6 +357,6 @@ fn writers_that_are_faster_than_the_disk_wait() {
     let mut client = fresh.program.client();
     for id in (0..rows).step_by(997) {
         let row = call(&mut client, &format!("HGET post:{id} read"));
-        assert_eq!(row, OwnedFrame::BulkString(b"300".to_vec()), "{id}");
+        assert_eq!(row, Reply::BulkString(b"300".to_vec()), "{id}");
     }
 }

@@ -5,13 +5,12 @@
 //! permission to mount, a test prints a warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is
 //! set.
 
+use client::{Client, Reply};
 use harness::in_process::listener;
 use harness::program::{
     FIRST, Likes, Program, SmallDisk, acknowledged, assert_likes_are_refused, call, cannot, check,
     like, like_until_accepted, names, refusal, snapshot, text, tidemark, until,
 };
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -203,8 +202,8 @@ fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     let mut client = program.client();
     for id in (0..400_000).step_by(1013).chain([at - 1]) {
         let row = call(&mut client, &format!("HMGET post:{} like read", FIRST + id));
-        let wanted = [id % 4000, id % 60_000].map(|n| OwnedFrame::BulkString(text(n)));
-        assert_eq!(row, OwnedFrame::Array(wanted.to_vec()), "{id}");
+        let wanted = [id % 4000, id % 60_000].map(|n| Reply::BulkString(text(n)));
+        assert_eq!(row, Reply::Array(wanted.to_vec()), "{id}");
     }
 }
 

@@ -1,8 +1,8 @@
 //! Tests FAILOVER, and crashes of both nodes during a FAILOVER. While the nodes switch roles, both
 //! are briefly replicas of each other. One of the two must become the master, with all data.
 
+use client::Reply;
 use harness::program::{FIRST, Program, call, refusal, text, until};
-use redis_protocol::resp2::types::OwnedFrame;
 use rustix::process::{Pid, Signal, kill_process};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ fn like() -> String {
     format!("HINCRBY post:{FIRST} like 1")
 }
 
-fn likes(program: &Program) -> OwnedFrame {
+fn likes(program: &Program) -> Reply {
     program.ask(&format!("HGET post:{FIRST} like"))
 }
 
@@ -51,7 +51,7 @@ fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     assert_ok(&old, &like());
     assert_ok(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
     until("the replica has all data", || {
-        likes(&new) == OwnedFrame::BulkString(text(1)) && old.info("slave0").contains("lag_bytes=0")
+        likes(&new) == Reply::BulkString(text(1)) && old.info("slave0").contains("lag_bytes=0")
     });
     // One second after the last write, the master seals the log with a batch. The replica needs
     // this batch before it can take over. If the replica was stopped before it received the seal,
@@ -76,7 +76,7 @@ fn hung_master_delays_a_promotion_and_steps_down_later() {
     assert_ok(&old, &like());
     assert_ok(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
     until("the replica is connected", || {
-        new.info("master_link_status") == "up" && likes(&new) == OwnedFrame::BulkString(text(1))
+        new.info("master_link_status") == "up" && likes(&new) == Reply::BulkString(text(1))
     });
     old.freeze(true);
     let began = Instant::now();
@@ -89,7 +89,7 @@ fn hung_master_delays_a_promotion_and_steps_down_later() {
         old.info("role") == "slave" && old.info("master_link_status") == "up"
     });
     assert!(refusal(&call(&mut old.client(), &like())).starts_with("READONLY"));
-    until("the old master has all writes", || likes(&old) == OwnedFrame::BulkString(text(2)));
+    until("the old master has all writes", || likes(&old) == Reply::BulkString(text(2)));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_handover_that_was_killed_goes_on() {
     });
     assert_eq!(old.info("master_failover_state"), "no-failover");
     until("the node accepts writes", || refusal(&call(&mut new.client(), &like())).is_empty());
-    until("the old master has the writes", || likes(&old) == OwnedFrame::BulkString(text(2)));
+    until("the old master has the writes", || likes(&old) == Reply::BulkString(text(2)));
     assert_eq!(
         (old.info("repl_full_syncs"), new.info("repl_full_syncs")),
         ("0".into(), "0".into())
@@ -146,6 +146,6 @@ fn killed_handover_ends_by_replica_refusal_or_operator() {
             until("a replica follows", || refusal(&call(&mut old.client(), &like())).is_empty());
         }
         assert_eq!(old.info("master_failover_state"), "no-failover");
-        assert_eq!(likes(&old), OwnedFrame::BulkString(text(2)));
+        assert_eq!(likes(&old), Reply::BulkString(text(2)));
     }
 }

@@ -1,8 +1,8 @@
 //! Counts the wake-ups of an idle server's threads. Unlike CPU time, the count does not depend on
 //! the speed of the machine.
 
+use client::Reply;
 use harness::program::{FIRST, Program, call};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ fn an_idle_server_seldom_wakes_up() {
     let mut client = program.client();
     for post in 0..1000 {
         let liked = call(&mut client, &format!("FEED.ACT like 42 {}", FIRST + post));
-        assert!(!matches!(liked, OwnedFrame::Error(_)), "{liked:?}");
+        assert!(!matches!(liked, Reply::Error(_)), "{liked:?}");
     }
     let silent: Vec<TcpStream> =
         (0..100).map(|_| TcpStream::connect(("127.0.0.1", program.port)).unwrap()).collect();

@@ -5,10 +5,10 @@
 //! `TIDEMARK_RUNS` (default 8; 200 before a release) sets the number of runs, `TIDEMARK_SEED` the
 //! seed.
 
+use client::Client;
 use harness::program::{
     FIRST, Likes, POSTS, Program, acknowledged, check, like_from, rounds_at_least, text,
 };
-use node::client::Client;
 use std::process::Command;
 use std::time::Duration;
 

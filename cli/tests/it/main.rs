@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
 mod attacks;
+mod audit;
 mod backup;
 mod cold_alter;
 mod cold_files;

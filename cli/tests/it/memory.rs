@@ -1,8 +1,8 @@
 //! Compares the memory of the process with INFO after a burst of clients of all kinds. After a
 //! quiet minute, INFO must account for all but 30 MB of the resident memory.
 
+use client::Client;
 use harness::program::{FIRST, Program, count, refusal};
-use node::client::Client;
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Checks with strace that the real binary writes a role change to disk before it replies to an
 //! operator or to Sentinel.
 
+use client::Reply;
 use harness::program::{FIRST, Program, SmallDisk, call, cannot, refusal, text, until};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -97,9 +97,7 @@ fn an_order_that_is_not_on_the_disk_is_answered_with_an_error() {
     for words in ["MULTI", "REPLICAOF 127.0.0.1 1", "CONFIG REWRITE"] {
         assert_eq!(refusal(&call(&mut client, words)), "");
     }
-    let OwnedFrame::Array(done) = call(&mut client, "EXEC") else {
-        panic!("EXEC has a reply for each")
-    };
+    let Reply::Array(done) = call(&mut client, "EXEC") else { panic!("EXEC has a reply for each") };
     assert_eq!(refusal(&done[0]), "");
     assert!(refusal(&done[1]).starts_with("ERR Rewriting config file: "), "{done:?}");
 }
@@ -120,8 +118,8 @@ fn a_role_that_cannot_be_written_down_is_not_taken() {
         refusal(&reply).starts_with("ERR cannot save the role in the data folder: "),
         "{reply:?}"
     );
-    let OwnedFrame::Array(role) = call(&mut client, "ROLE") else { panic!("ROLE has several") };
-    assert_eq!(role[0], OwnedFrame::BulkString(b"master".to_vec()));
+    let Reply::Array(role) = call(&mut client, "ROLE") else { panic!("ROLE has several") };
+    assert_eq!(role[0], Reply::BulkString(b"master".to_vec()));
     disk.make_room();
     assert_eq!(refusal(&call(&mut client, &like)), "", "the node is no longer a master");
     assert_eq!(refusal(&call(&mut client, "REPLICAOF 127.0.0.1 1")), "");
@@ -242,7 +240,7 @@ fn transaction_waiting_for_disk_gets_replies_in_order() {
     assert_eq!(next(5)[2], "master");
     assert_eq!(next(2), ["$3", "end"]);
     let mut client = program.client();
-    let OwnedFrame::BulkString(stats) = call(&mut client, "INFO commandstats") else {
+    let Reply::BulkString(stats) = call(&mut client, "INFO commandstats") else {
         panic!("INFO is text")
     };
     let stats = String::from_utf8(stats).unwrap();
@@ -267,7 +265,7 @@ fn rows() -> String {
     (0..ROWS).map(|row| format!("HINCRBY post:{} like 5\r\n", FIRST + row * 4096)).collect()
 }
 
-fn row(program: &Program, row: u64) -> OwnedFrame {
+fn row(program: &Program, row: u64) -> Reply {
     call(&mut program.client(), &format!("HGET post:{} like", FIRST + row * 4096))
 }
 
@@ -304,7 +302,7 @@ fn replicaof_is_refused_while_acknowledged_writes_are_unlogged() {
     );
     // After the failed commit, the server accepts no further writes.
     let last = said.iter().rposition(|line| line.starts_with(':')).unwrap() as u64;
-    let held = OwnedFrame::BulkString(text(if last == 0 { 6 } else { 5 }));
+    let held = Reply::BulkString(text(if last == 0 { 6 } else { 5 }));
     assert_eq!((info(&program, "role"), row(&program, last)), ("master".into(), held.clone()));
     disk.make_room();
     until("space is available", || last_line(&program, "REPLICAOF 127.0.0.1 1\r\n") == "+OK");
@@ -337,11 +335,11 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
         if is_taken_back {
             // The role file needs less space than the pending log.
             assert_eq!(last_line(&program, "REPLICAOF NO ONE\r\n"), "+OK");
-            assert_eq!(row(&program, ROWS - 1), OwnedFrame::BulkString(text(5)));
+            assert_eq!(row(&program, ROWS - 1), Reply::BulkString(text(5)));
         }
         assert_eq!(
             call(&mut reader, &format!("HGET post:{FIRST} like")),
-            OwnedFrame::BulkString(text(6)),
+            Reply::BulkString(text(6)),
             "same connection"
         );
         disk.make_room();
@@ -355,11 +353,11 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
                 info(&program, "master_link_error").contains("refused")
             });
         }
-        assert_eq!(row(&program, ROWS - 1), OwnedFrame::BulkString(text(5)));
+        assert_eq!(row(&program, ROWS - 1), Reply::BulkString(text(5)));
         program.kill();
         assert_eq!(
             row(&Program::start(disk.path(), "everysec"), ROWS - 1),
-            OwnedFrame::BulkString(text(5))
+            Reply::BulkString(text(5))
         );
     }
 }

@@ -2,8 +2,8 @@
 //! master's first log segment. Writes to the new master must succeed, wait, or return the disk's
 //! error.
 
+use client::Reply;
 use harness::program::{FIRST, Program, call, cannot, refusal, text, until};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -75,12 +75,11 @@ fn follow(replica: &Program, master: &Program) {
 
 fn wait_for_sync(replica: &Program) {
     until("the replica is connected", || {
-        replica.info("master_link_status") == "up"
-            && likes(replica) == OwnedFrame::BulkString(text(100))
+        replica.info("master_link_status") == "up" && likes(replica) == Reply::BulkString(text(100))
     });
 }
 
-fn likes(program: &Program) -> OwnedFrame {
+fn likes(program: &Program) -> Reply {
     program.ask(&format!("HGET post:{FIRST} like"))
 }
 
@@ -113,7 +112,7 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
         assert_eq!(refusal(&call(&mut reader, words)), "", "{words}");
     }
     assert_eq!(replica.info("role"), "master");
-    assert_eq!(likes(&replica), OwnedFrame::BulkString(text(100)));
+    assert_eq!(likes(&replica), Reply::BulkString(text(100)));
     drop(leaves);
 
     assert_ok(&replica, "REPLICAOF 127.0.0.1 1");
@@ -129,20 +128,16 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
     assert!(began.elapsed() < SLOW, "{:?}", began.elapsed());
     let waits = send_like(&replica);
     assert_eq!(refusal(&call(&mut queues, &format!("HINCRBY post:{FIRST} like 1"))), "", "queued");
-    let OwnedFrame::Array(done) = call(&mut queues, "EXEC") else { panic!("EXEC is refused") };
-    assert!(matches!(done[1], OwnedFrame::Integer(101 | 102)), "{done:?}");
+    let Reply::Array(done) = call(&mut queues, "EXEC") else { panic!("EXEC is refused") };
+    assert!(matches!(done[1], Reply::Integer(101 | 102)), "{done:?}");
     assert!([":101", ":102"].contains(&line(waits).as_str()));
     assert!(began.elapsed() >= SLOW, "written before there was a log: {:?}", began.elapsed());
-    assert_eq!(
-        likes(&replica),
-        OwnedFrame::BulkString(text(102)),
-        "the client that left is forgotten"
-    );
+    assert_eq!(likes(&replica), Reply::BulkString(text(102)), "the client that left is forgotten");
     assert_ok(&replica, "WAITAOF 1 0 0");
     drop(master);
     replica.kill();
     let again = Program::start(folders[1].path(), "everysec");
-    assert_eq!(likes(&again), OwnedFrame::BulkString(text(102)));
+    assert_eq!(likes(&again), Reply::BulkString(text(102)));
 }
 
 /// The new role is on disk, but the node has no segment of its own yet. If the node used the old
@@ -159,7 +154,7 @@ fn master_killed_before_its_first_segment_starts_a_new_term() {
     until("the node is a master with a new term", || {
         term(&again) >> 32 == (term(&master) >> 32) + 1
     });
-    assert_eq!(likes(&again), OwnedFrame::BulkString(text(100)));
+    assert_eq!(likes(&again), Reply::BulkString(text(100)));
     let own = term(&again);
     assert_ok(&again, "REPLICAOF NO ONE");
     until("the node accepts writes", || {
@@ -173,7 +168,7 @@ fn master_killed_before_its_first_segment_starts_a_new_term() {
     });
     again.kill();
     let again = Program::start(folders[1].path(), "everysec");
-    assert_eq!((term(&again), likes(&again)), (own, OwnedFrame::BulkString(text(101))));
+    assert_eq!((term(&again), likes(&again)), (own, Reply::BulkString(text(101))));
 }
 
 #[test]
@@ -205,7 +200,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     }
     assert_eq!(replica.info("role"), "master");
     assert_eq!(replica.info("aof_last_write_status"), "err");
-    assert_eq!(likes(&replica), OwnedFrame::BulkString(text(100)));
+    assert_eq!(likes(&replica), Reply::BulkString(text(100)));
 
     // A replica creates no log segment of its own.
     follow(&replica, &master);
@@ -227,7 +222,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     });
     assert!(refused.iter().all(|said| said.starts_with("MISCONF")), "{refused:?}");
     assert_eq!(refusal(&call(&mut client, "PING")), "");
-    assert_eq!(likes(&replica), OwnedFrame::BulkString(text(101)));
+    assert_eq!(likes(&replica), Reply::BulkString(text(101)));
 }
 
 /// Between a promotion and the first commit, no log contains the new writes. WAIT must not use the
@@ -293,7 +288,7 @@ fn wait_after_promotion_counts_only_replicas_with_the_write() {
     // Once the replica continues, it receives the writes.
     let mut client = node.client();
     assert_eq!(refusal(&call(&mut client, &format!("HINCRBY post:{FIRST} like 1"))), "");
-    assert_eq!(call(&mut client, "WAIT 1 10000"), OwnedFrame::Integer(1));
+    assert_eq!(call(&mut client, "WAIT 1 10000"), Reply::Integer(1));
 }
 
 /// The host name of the master does not resolve. A promotion of its replica must take effect
@@ -310,10 +305,10 @@ fn a_promotion_does_not_wait_for_the_old_masters_name() {
     let node = Program::start_as(&under, folder.path(), &["--fsync", "everysec"]).unwrap();
     let mut client = node.client();
     assert_eq!(refusal(&call(&mut client, "REPLICAOF nowhere.invalid 6399")), "");
-    let connecting = OwnedFrame::BulkString(b"connecting".to_vec());
+    let connecting = Reply::BulkString(b"connecting".to_vec());
     until(
         "the replica resolves its master",
-        || matches!(call(&mut client, "ROLE"), OwnedFrame::Array(role) if role[3] == connecting),
+        || matches!(call(&mut client, "ROLE"), Reply::Array(role) if role[3] == connecting),
     );
     std::thread::sleep(Duration::from_millis(200));
     assert_ok(&node, "REPLICAOF NO ONE");

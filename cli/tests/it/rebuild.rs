@@ -5,9 +5,8 @@
 //!
 //! `TIDEMARK_RUNS` sets the number of kills (default 2), `TIDEMARK_SEED` the seed.
 
+use client::{Client, Reply};
 use harness::program::{Program, call, number_in, refusal, rounds, until};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -38,10 +37,10 @@ const POSTS: u64 = 4000;
 /// Whether each (post, member) of one writer is set.
 type Truth = BTreeMap<(u64, u64), bool>;
 
-fn integers(frame: OwnedFrame) -> Vec<i64> {
-    let OwnedFrame::Array(frames) = frame else { panic!("{frame:?}") };
+fn integers(frame: Reply) -> Vec<i64> {
+    let Reply::Array(frames) = frame else { panic!("{frame:?}") };
     let integer = |frame| match frame {
-        OwnedFrame::Integer(n) => n,
+        Reply::Integer(n) => n,
         other => panic!("{other:?}"),
     };
     frames.into_iter().map(integer).collect()
@@ -107,7 +106,7 @@ fn check(client: &mut Client, truths: &[Truth]) {
 }
 
 /// Calls a command with each id of a range.
-fn call_for(client: &mut Client, words: &[&str], ids: RangeInclusive<u64>) -> OwnedFrame {
+fn call_for(client: &mut Client, words: &[&str], ids: RangeInclusive<u64>) -> Reply {
     let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
     let all = words.iter().copied().chain(ids.iter().map(String::as_str));
     client.call(&all.map(str::as_bytes).collect::<Vec<_>>()).unwrap()
@@ -123,13 +122,13 @@ fn alter(program: &Program, rate: &str) {
 }
 
 fn have_rate(program: &Program, rate: &str) -> bool {
-    let OwnedFrame::Array(tables) = program.ask("TM.TABLES liked") else { return false };
-    let is = |frame: &OwnedFrame, text: &str| match frame {
-        OwnedFrame::BulkString(bytes) => bytes == text.as_bytes(),
+    let Reply::Array(tables) = program.ask("TM.TABLES liked") else { return false };
+    let is = |frame: &Reply, text: &str| match frame {
+        Reply::BulkString(bytes) => bytes == text.as_bytes(),
         _ => false,
     };
     let rates = tables.iter().filter_map(|table| {
-        let OwnedFrame::Array(entries) = table else { panic!("{table:?}") };
+        let Reply::Array(entries) = table else { panic!("{table:?}") };
         entries.chunks(2).find(|entry| is(&entry[0], "false_positive_rate"))
     });
     let have: Vec<bool> = rates.map(|entry| is(&entry[1], rate)).collect();
@@ -160,9 +159,9 @@ fn writers(seed: u64) -> (Vec<fastrand::Rng>, Vec<Truth>) {
 fn check_counters(client: &mut Client) {
     for post in 1..=POSTS {
         let members = call(client, &format!("SCARD liked:{post}"));
-        let OwnedFrame::Integer(members) = members else { panic!("{members:?}") };
+        let Reply::Integer(members) = members else { panic!("{members:?}") };
         let likes = match call(client, &format!("HGET post:{post} like")) {
-            OwnedFrame::BulkString(text) => String::from_utf8(text).unwrap().parse().unwrap(),
+            Reply::BulkString(text) => String::from_utf8(text).unwrap().parse().unwrap(),
             _ => 0i64,
         };
         assert_eq!(likes, members, "post {post}");
@@ -186,7 +185,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
                 alter(&program, rate);
                 until("all filters are rebuilt", || have_rate(&program, rate));
             }
-            assert!(integers(OwnedFrame::Array(vec![program.ask("TM.REBUILD liked")]))[0] > 1);
+            assert!(integers(Reply::Array(vec![program.ask("TM.REBUILD liked")]))[0] > 1);
             alter(&program, if round % 2 == 0 { "0.0002" } else { "0.01" });
             std::thread::sleep(Duration::from_millis(fastrand::u64(..60)));
             if round < kills {
@@ -254,7 +253,7 @@ fn replica_equals_master_through_rebuilds_kills_and_promotion() {
                 until("all filters are rebuilt", || have_rate(program, rate));
             }
             let tables = replica.ask("TM.REBUILD liked");
-            assert!(integers(OwnedFrame::Array(vec![tables]))[0] > 1);
+            assert!(integers(Reply::Array(vec![tables]))[0] > 1);
             until("all filters are rebuilt", || figure(&replica, "rebuild_tables") == 0);
         });
         wait_for_sync(&replica, &master);

@@ -9,9 +9,8 @@
 //! `TIDEMARK_RUNS` (default 12) sets the number of scenes. `TIDEMARK_SEED` determines the sequence
 //! of events.
 
+use client::{Client, Reply};
 use harness::program::{FIRST, Program, call, refusal, rounds, text, until};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
@@ -27,7 +26,7 @@ fn start(dir: &Path) -> Program {
     Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every = 0\n")
 }
 
-fn ok(client: &mut Client, words: &str) -> OwnedFrame {
+fn ok(client: &mut Client, words: &str) -> Reply {
     let reply = call(client, words);
     assert_eq!(refusal(&reply), "", "{words}");
     reply
@@ -44,47 +43,47 @@ struct Shared {
     reconnects: AtomicU64,
 }
 
-/// Returns the part of the scene that a transaction has seen. The parts are created in the order
-/// space, flags, view, action, and dropped in reverse order.
-fn part_seen(replies: &[OwnedFrame]) -> usize {
+/// Returns the part of the scene that a transaction has seen. The creation order is space, flags,
+/// view, action; the scene is dropped in reverse order.
+fn part_seen(replies: &[Reply]) -> usize {
     let [row, flag, page, act] = replies else { panic!("{replies:?}") };
     // A key outside all spaces reads as missing, or as an empty set.
     let has_row = match row {
-        OwnedFrame::Array(values) => {
+        Reply::Array(values) => {
             assert_eq!(values.len(), 1);
             true
         }
-        OwnedFrame::Error(why) => {
+        Reply::Error(why) => {
             assert!(why.starts_with("ERR no such counter space"), "{why}");
             false
         }
         other => panic!("{other:?}"),
     };
     let has_flag = match flag {
-        OwnedFrame::Array(_) => true,
-        OwnedFrame::Error(why) => {
+        Reply::Array(_) => true,
+        Reply::Error(why) => {
             assert!(why.starts_with("ERR no such existence space"), "{why}");
             false
         }
         other => panic!("{other:?}"),
     };
     let has_page = match page {
-        OwnedFrame::Array(rows) => {
-            let OwnedFrame::Array(row) = &rows[0] else { panic!("{rows:?}") };
+        Reply::Array(rows) => {
+            let Reply::Array(row) = &rows[0] else { panic!("{rows:?}") };
             // Fields: like, share, the field that may have been added later, and the flag.
             assert!(row.len() == 3 || row.len() == 4, "{row:?}");
-            assert!(row.iter().all(|value| matches!(value, OwnedFrame::Integer(_))), "{row:?}");
+            assert!(row.iter().all(|value| matches!(value, Reply::Integer(_))), "{row:?}");
             true
         }
-        OwnedFrame::Error(why) => {
+        Reply::Error(why) => {
             assert!(why.starts_with("ERR no such view"), "{why}");
             false
         }
         other => panic!("{other:?}"),
     };
     let has_action = match act {
-        OwnedFrame::Array(_) => true,
-        OwnedFrame::Error(why) => {
+        Reply::Array(_) => true,
+        Reply::Error(why) => {
             assert!(why.starts_with("ERR no such action"), "{why}");
             false
         }
@@ -125,9 +124,9 @@ fn use_scenes(number: u64, shared: &Shared) {
                 replies.push(reply);
             }
             let replies = match replies.pop() {
-                Some(OwnedFrame::Array(replies)) => replies,
+                Some(Reply::Array(replies)) => replies,
                 // The server is shutting down or starting.
-                Some(OwnedFrame::Error(why)) => {
+                Some(Reply::Error(why)) => {
                     assert!(why.contains("LOADING") || why.contains("EXECABORT"), "{why}");
                     std::thread::sleep(Duration::from_millis(1));
                     continue;
@@ -138,8 +137,8 @@ fn use_scenes(number: u64, shared: &Shared) {
             shared.seen[seen].fetch_add(1, Relaxed);
             let mut acts = shared.acts.lock().unwrap();
             match &replies[3] {
-                OwnedFrame::Array(acted) if acted[0] == OwnedFrame::Integer(1) => {
-                    // Acts on a dropped scene are no longer recorded.
+                Reply::Array(acted) if acted[0] == Reply::Integer(1) => {
+                    // The acts of a dropped scene are no longer recorded.
                     acts.entry((post, member)).and_modify(|known| *known = true);
                 }
                 _ => _ = acts.remove(&(post, member)),
@@ -158,8 +157,8 @@ fn check(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, whose: &str) {
             client.push(&[b"PH.EXISTS", b"loved", &text(*member), &text(*post)]);
         }
         for ((post, member), acknowledged) in some {
-            let OwnedFrame::Array(found) = client.reply().unwrap() else { panic!("no array") };
-            let is_set = found[0] == OwnedFrame::Integer(1);
+            let Reply::Array(found) = client.reply().unwrap() else { panic!("no array") };
+            let is_set = found[0] == Reply::Integer(1);
             assert!(is_set || !**acknowledged, "{whose}: {member} on {post} is lost");
             let (least, most) = counted.entry(*post).or_default();
             *least += i64::from(**acknowledged);
@@ -168,10 +167,10 @@ fn check(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, whose: &str) {
     }
     for (post, (least, most)) in counted {
         let reply = ok(client, &format!("CNT.GET photo {post}"));
-        let OwnedFrame::Array(values) = reply else { panic!("no array") };
+        let Reply::Array(values) = reply else { panic!("no array") };
         let likes = match &values[0] {
-            OwnedFrame::Array(row) => match row[0] {
-                OwnedFrame::Integer(likes) => likes,
+            Reply::Array(row) => match row[0] {
+                Reply::Integer(likes) => likes,
                 _ => panic!("{row:?}"),
             },
             _ => 0,
@@ -184,7 +183,7 @@ fn check(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, whose: &str) {
 
 /// Returns the spaces of a server, the bytes of their tables, and the numbers of the spaces that
 /// have files.
-fn spaces_and_files(program: &Program, dir: &Path) -> (OwnedFrame, String, Vec<u32>) {
+fn spaces_and_files(program: &Program, dir: &Path) -> (Reply, String, Vec<u32>) {
     let manifest = std::fs::read_to_string(dir.join("data/tidemark.manifest")).unwrap();
     let mut numbers: Vec<u32> = manifest
         .lines()
@@ -243,7 +242,7 @@ fn scenes_come_and_go_without_a_trace() {
                 ok(&mut client, &format!("HSET user:1 post {round}"));
                 ok(&mut client, "WAIT 1 20000")
             };
-            assert_eq!(step(&master), OwnedFrame::Integer(1), "round {round}");
+            assert_eq!(step(&master), Reply::Integer(1), "round {round}");
             for (program, folder, before) in
                 [(&master, &folders[0], &before[0]), (&replica, &folders[1], &before[1])]
             {
@@ -331,16 +330,16 @@ fn check_gone(
         *likes.entry(*post).or_default() |= acknowledged;
         if *post == gone.forgotten {
             let found = ok(client, &format!("PH.EXISTS loved {member} {post}"));
-            let unset = OwnedFrame::Array(vec![OwnedFrame::Integer(0)]);
+            let unset = Reply::Array(vec![Reply::Integer(0)]);
             assert_eq!(found, unset, "{whose}: {member} on {post}, which was deleted");
         }
     }
     let further = FURTHER.map(|n| (FIRST + n, true));
     for (post, is_liked) in likes.into_iter().chain(further.step_by(37)) {
-        let OwnedFrame::Array(rows) = ok(client, &format!("CNT.GET photo {post}")) else {
+        let Reply::Array(rows) = ok(client, &format!("CNT.GET photo {post}")) else {
             panic!("no array")
         };
-        let is_there = rows[0] != OwnedFrame::Null;
+        let is_there = rows[0] != Reply::Null;
         if post == gone.forgotten || post < gone.horizon {
             assert!(!is_there, "{whose}: {post} has a row: {rows:?}");
         } else {
@@ -409,7 +408,7 @@ fn scene(
     std::thread::sleep(Duration::from_millis(5));
     let acts = shared.acts.lock().unwrap().clone();
     check(&mut client, &acts, "the master");
-    assert_eq!(ok(&mut client, "WAIT 1 20000"), OwnedFrame::Integer(1));
+    assert_eq!(ok(&mut client, "WAIT 1 20000"), Reply::Integer(1));
     check(&mut replica.client(), &acts, "the replica");
     pause(rng);
     let is_gone = give_up(&mut client, &acts, spills, rng);
@@ -418,7 +417,7 @@ fn scene(
         (master, client) = killed(master, replica, folder, shared);
     }
     check_gone(&mut client, &acts, &is_gone, "the master");
-    assert_eq!(ok(&mut client, "WAIT 1 20000"), OwnedFrame::Integer(1));
+    assert_eq!(ok(&mut client, "WAIT 1 20000"), Reply::Integer(1));
     check_gone(&mut replica.client(), &acts, &is_gone, "the replica");
     for words in [
         "TM.VIEW DROP wall",

@@ -1,7 +1,7 @@
 //! Checks which signals stop the server, and that no signal loses acknowledged writes.
 
+use client::Reply;
 use harness::program::{FIRST, Program, call, refusal};
-use redis_protocol::resp2::types::OwnedFrame;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
 use std::net::TcpStream;
@@ -55,7 +55,7 @@ fn signals_that_are_not_for_stopping_never_end_the_server() {
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(program.child.try_wait().unwrap(), None, "{signal:?} ended the server");
     }
-    let count = OwnedFrame::BulkString(harmless.len().to_string().into_bytes());
+    let count = Reply::BulkString(harmless.len().to_string().into_bytes());
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), count);
 }
 
@@ -68,8 +68,8 @@ fn signals_that_stop_the_server_lose_nothing() {
         let mut program = Program::start(folder.path(), "everysec");
         let held = program.ask(&format!("HGET post:{FIRST} like"));
         let expected = match stopped {
-            0 => OwnedFrame::Null,
-            n => OwnedFrame::BulkString(n.to_string().into_bytes()),
+            0 => Reply::Null,
+            n => Reply::BulkString(n.to_string().into_bytes()),
         };
         assert_eq!(held, expected, "before {signal:?}");
         like(&program);
@@ -78,7 +78,7 @@ fn signals_that_stop_the_server_lose_nothing() {
         assert_eq!((status.code(), status.signal()), (Some(0), None), "{signal:?}");
     }
     let program = Program::start(folder.path(), "everysec");
-    let all = OwnedFrame::BulkString(stops.len().to_string().into_bytes());
+    let all = Reply::BulkString(stops.len().to_string().into_bytes());
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
 }
 
@@ -114,7 +114,7 @@ fn a_signal_to_stop_that_is_repeated_loses_nothing() {
         drop(deaf);
     }
     let program = Program::start(folder.path(), "everysec");
-    let all = OwnedFrame::BulkString(repeated.len().to_string().into_bytes());
+    let all = Reply::BulkString(repeated.len().to_string().into_bytes());
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
 }
 
@@ -151,8 +151,8 @@ fn is_trusted(port: u16, certificate: &[u8]) -> bool {
     tls.configure(&settings).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-        tls.connect("localhost", stream).await.is_ok()
+        let tls = tls.client().unwrap();
+        client::Socket::connect("127.0.0.1", port, Some(&tls), "localhost").await.is_ok()
     })
 }
 

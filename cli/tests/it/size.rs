@@ -3,8 +3,8 @@
 
 use clap::Parser;
 use cli::size::{Plan, SizeArgs};
+use client::Reply;
 use harness::program::Program;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
@@ -38,20 +38,20 @@ fn assert_close(what: &str, computed: f64, measured: f64) {
     assert!((0.95..=1.05).contains(&ratio), "{what}: computed {computed}, measured {measured}");
 }
 
-fn figure(spaces: &OwnedFrame, space: &str, name: &str) -> f64 {
-    let text = |frame: &OwnedFrame| match frame {
-        OwnedFrame::BulkString(bytes) | OwnedFrame::SimpleString(bytes) => {
+fn figure(spaces: &Reply, space: &str, name: &str) -> f64 {
+    let text = |frame: &Reply| match frame {
+        Reply::BulkString(bytes) | Reply::SimpleString(bytes) => {
             String::from_utf8(bytes.clone()).unwrap()
         }
-        OwnedFrame::Integer(n) => n.to_string(),
-        OwnedFrame::Null => "nil".to_owned(),
+        Reply::Integer(n) => n.to_string(),
+        Reply::Null => "nil".to_owned(),
         // Key patterns of the space.
-        OwnedFrame::Array(_) => String::new(),
+        Reply::Array(_) => String::new(),
         other => panic!("{other:?}"),
     };
-    let OwnedFrame::Array(spaces) = spaces else { panic!("{spaces:?}") };
+    let Reply::Array(spaces) = spaces else { panic!("{spaces:?}") };
     for one in spaces {
-        let OwnedFrame::Array(pairs) = one else { panic!("{one:?}") };
+        let Reply::Array(pairs) = one else { panic!("{one:?}") };
         let words: Vec<String> = pairs.iter().map(text).collect();
         if words[1] == space {
             let at = words.iter().position(|word| word == name).unwrap();

@@ -6,10 +6,9 @@
 //! change was applied last. `TIDEMARK_RUNS` (default 6; 200 before a release) sets the number of
 //! runs, `TIDEMARK_SEED` the seed.
 
+use client::{Client, Reply};
 use dataset::log_records::{RecordKind, RowsWriter};
 use harness::program::{FIRST, Program, call, cannot, names, refusal, rounds, text};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -99,7 +98,7 @@ impl Actor {
             for request in &requests {
                 let Ok(reply) = client.reply() else { return };
                 assert_eq!(refusal(&reply), "", "{request}");
-                if let OwnedFrame::Array(replies) = &reply {
+                if let Reply::Array(replies) = &reply {
                     replies.iter().for_each(|reply| assert_eq!(refusal(reply), "", "{request}"));
                 }
             }
@@ -115,14 +114,14 @@ impl Actor {
         let what = format!("{what}: {:?}: {least} durable, {} sent", self.kind, self.sent);
         let in_bounds = |n: u64| assert!((least..=self.sent).contains(&n), "{what}: {n} was found");
         let mut ask = |words: String| call(client, &words);
-        let number = |reply: &OwnedFrame| match reply {
-            OwnedFrame::Integer(n) => *n as u64,
-            OwnedFrame::BulkString(n) => String::from_utf8_lossy(n).parse().unwrap(),
-            OwnedFrame::Null => 0,
+        let number = |reply: &Reply| match reply {
+            Reply::Integer(n) => *n as u64,
+            Reply::BulkString(n) => String::from_utf8_lossy(n).parse().unwrap(),
+            Reply::Null => 0,
             other => panic!("{what}: {other:?}"),
         };
-        let numbers = |reply: OwnedFrame| match reply {
-            OwnedFrame::Array(items) => items.iter().map(number).collect::<Vec<u64>>(),
+        let numbers = |reply: Reply| match reply {
+            Reply::Array(items) => items.iter().map(number).collect::<Vec<u64>>(),
             other => panic!("{what}: {other:?}"),
         };
         let at = self.at;
@@ -180,11 +179,10 @@ impl Actor {
                 parity(set)
             }
             ChangeKind::Alter => {
-                let OwnedFrame::Array(all) = ask(format!("HKEYS post:{at}")) else {
+                let Reply::Array(all) = ask(format!("HKEYS post:{at}")) else {
                     panic!("{what}: no fields")
                 };
-                let has =
-                    |n: &u64| all.contains(&OwnedFrame::BulkString(format!("f{n}").into_bytes()));
+                let has = |n: &u64| all.contains(&Reply::BulkString(format!("f{n}").into_bytes()));
                 let n = (1..=self.sent).take_while(has).last().unwrap_or(0);
                 assert_eq!(
                     all.len() as u64,
@@ -333,12 +331,12 @@ fn set_all(port: u16, first: u64, value: u64, by_exec: bool) -> bool {
         && client.reply().is_ok_and(|reply| refusal(&reply).is_empty())
 }
 
-fn values(client: &mut Client, first: u64) -> Vec<OwnedFrame> {
+fn values(client: &mut Client, first: u64) -> Vec<Reply> {
     let mut all = vec![];
     for from in (first..first + ROWS).step_by(1000) {
         let keys: Vec<String> =
             (from..(from + 1000).min(first + ROWS)).map(|id| format!("w:{id}:like")).collect();
-        let OwnedFrame::Array(some) = call(client, &format!("MGET {}", keys.join(" "))) else {
+        let Reply::Array(some) = call(client, &format!("MGET {}", keys.join(" "))) else {
             panic!("MGET")
         };
         for value in some {
@@ -381,7 +379,7 @@ fn changes_too_large_for_one_batch_stay_atomic_after_kill_9() {
         for (i, said) in said.into_iter().enumerate() {
             let found = values(&mut program.client(), i as u64 * ROWS);
             assert_eq!(found.len(), 1, "{value}: partial: {found:?}");
-            let is_new = found[0] == OwnedFrame::BulkString(text(value));
+            let is_new = found[0] == Reply::BulkString(text(value));
             eprintln!("{value}, client {i}: acknowledged {said}, there {is_new}");
             assert!(is_new || !said, "{value}: acknowledged but lost");
             written += u64::from(is_new);

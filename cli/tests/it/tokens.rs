@@ -9,9 +9,8 @@
 //!
 //! `TIDEMARK_RUNS` sets the number of increments in thousands (default 8; 1000 before a release).
 
+use client::{Client, Reply};
 use harness::program::{FIRST, Program, call, count, refusal, rounds, until};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::SeqCst};
@@ -71,10 +70,10 @@ fn increment(n: u64) -> (Vec<String>, Vec<(u64, [i64; 4])>) {
 }
 
 /// Returns whether a reply contains a temporary error. Panics on any other error.
-fn is_refused(reply: &OwnedFrame) -> bool {
+fn is_refused(reply: &Reply) -> bool {
     match reply {
-        OwnedFrame::Array(parts) => parts.iter().any(is_refused),
-        OwnedFrame::Error(text) => {
+        Reply::Array(parts) => parts.iter().any(is_refused),
+        Reply::Error(text) => {
             assert!(!text.starts_with("ERR"), "{text}");
             true
         }
@@ -109,14 +108,14 @@ fn send(port: &AtomicU16, mut from: u64, to: u64, answered: &AtomicU64) {
 
 fn counters(client: &mut Client, expected: &BTreeMap<u64, [i64; 4]>) -> BTreeMap<u64, [i64; 4]> {
     let row = |id: &u64| {
-        let OwnedFrame::Array(rows) = call(client, &format!("CNT.GET post {id}")) else {
+        let Reply::Array(rows) = call(client, &format!("CNT.GET post {id}")) else {
             panic!("no row")
         };
-        let OwnedFrame::Array(values) = &rows[0] else { return (*id, [0; 4]) };
+        let Reply::Array(values) = &rows[0] else { return (*id, [0; 4]) };
         let values: Vec<i64> = values
             .iter()
             .map(|value| match value {
-                OwnedFrame::Integer(value) => *value,
+                Reply::Integer(value) => *value,
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -223,9 +222,9 @@ fn a_replica_answers_a_repetition_as_its_master_would() {
     assert_eq!(refusal(&call(&mut client, "SAVE")), "");
     call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
     until("the replica is connected", || replica.info("master_link_status") == "up");
-    assert_eq!(call(&mut client, &second), OwnedFrame::Integer(7));
+    assert_eq!(call(&mut client, &second), Reply::Integer(7));
     until("the replica has the write", || {
-        replica.ask(&format!("HGET post:{FIRST} like")) == OwnedFrame::BulkString(b"7".to_vec())
+        replica.ask(&format!("HGET post:{FIRST} like")) == Reply::BulkString(b"7".to_vec())
     });
     drop(client);
     master.kill();
@@ -234,9 +233,6 @@ fn a_replica_answers_a_repetition_as_its_master_would() {
     call(&mut client, "REPLICAOF NO ONE");
     until("the node accepts writes", || refusal(&call(&mut client, &first)).is_empty());
     assert_eq!(call(&mut client, &first), firsts);
-    assert_eq!(call(&mut client, &second), OwnedFrame::Integer(7));
-    assert_eq!(
-        replica.ask(&format!("HGET post:{FIRST} like")),
-        OwnedFrame::BulkString(b"7".to_vec())
-    );
+    assert_eq!(call(&mut client, &second), Reply::Integer(7));
+    assert_eq!(replica.ask(&format!("HGET post:{FIRST} like")), Reply::BulkString(b"7".to_vec()));
 }

@@ -6,11 +6,10 @@
 //! `TIDEMARK_OLD`, both nodes run this build. The test then covers the procedure, but no difference
 //! between versions.
 
+use client::{Client, Reply};
 use harness::program::{
     FIRST, Likes, POSTS, Program, acknowledged, call, check, refusal, text, tidemark, until,
 };
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::SeqCst};
@@ -51,11 +50,10 @@ fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> S
                 None => Client::connect(("127.0.0.1", port)),
             };
             if let Ok(mut now) = connected
-                && let Ok(OwnedFrame::Array(said)) = now.call(&words)
+                && let Ok(Reply::Array(said)) = now.call(&words)
             {
-                // The reply is 0 if the reply to an earlier attempt was lost, or for a false
-                // positive.
-                seen.likes.insert((post, member), said[0] == OwnedFrame::Integer(1));
+                // 0 if the reply to an earlier attempt was lost, or for a false positive.
+                seen.likes.insert((post, member), said[0] == Reply::Integer(1));
                 client = Some(now);
                 break;
             }
@@ -198,7 +196,7 @@ fn check_quietly(port: u16, likes: &Likes) -> Option<std::collections::BTreeMap<
     let count = |post: u64| {
         let row = client.call(&[b"HGET", &[b"post:", &text(post)[..]].concat(), b"like"]).ok()?;
         match row {
-            OwnedFrame::BulkString(n) => Some((post, String::from_utf8(n).ok()?.parse().ok()?)),
+            Reply::BulkString(n) => Some((post, String::from_utf8(n).ok()?.parse().ok()?)),
             _ => None,
         }
     };

@@ -3,6 +3,7 @@
 //! the databases equals the server's row.
 
 use harness::program::{Program, call, until};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -102,7 +103,7 @@ impl Drop for Follower {
     }
 }
 
-struct Postgres(tempfile::TempDir);
+pub(crate) struct Postgres(tempfile::TempDir);
 
 impl Postgres {
     fn as_its_user(words: &[&str]) -> Command {
@@ -118,7 +119,7 @@ impl Postgres {
         command
     }
 
-    fn start() -> Option<Postgres> {
+    pub(crate) fn start() -> Option<Postgres> {
         let bin = std::fs::read_dir("/usr/lib/postgresql").ok()?.flatten().next()?.path();
         let bin = bin.join("bin");
         let folder = tempfile::tempdir().unwrap();
@@ -145,6 +146,19 @@ impl Postgres {
         let words = [&of("pg_ctl"), "-D", data, "-w", "-l", &log, "-o", &options, "start"];
         assert!(Postgres::as_its_user(&words).status().unwrap().success());
         Some(Postgres(folder))
+    }
+
+    /// Runs SQL and returns the rows, with columns separated by `|`.
+    pub(crate) fn query(&self, sql: &str) -> String {
+        let host = self.0.path().to_str().unwrap();
+        let options = ["psql", "-h", host, "-U", "postgres", "-qAt", "-v", "ON_ERROR_STOP=1"];
+        let mut psql = Postgres::as_its_user(&options);
+        let psql = psql.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut psql = psql.unwrap();
+        psql.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
+        let done = psql.wait_with_output().unwrap();
+        assert!(done.status.success());
+        String::from_utf8(done.stdout).unwrap()
     }
 
     fn place(&self) -> String {

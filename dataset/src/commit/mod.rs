@@ -78,6 +78,9 @@ pub struct Durability {
     replied: AtomicU64,
     /// Parts of the data that the next snapshot must write.
     pub parts: DirtyParts,
+    /// Locked while a replica applies a batch, which locks no stripe. Between two batches each
+    /// counter agrees with the flags that its actions set.
+    pub applying: Mutex<()>,
 }
 
 impl Durability {
@@ -103,6 +106,7 @@ impl Durability {
             follows: AtomicBool::new(false),
             replied: AtomicU64::new(0),
             parts: DirtyParts::default(),
+            applying: Mutex::default(),
         }
     }
 

@@ -6,6 +6,7 @@
 mod act;
 mod action;
 mod among;
+pub mod audit;
 mod build;
 pub mod change;
 pub mod current;

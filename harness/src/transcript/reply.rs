@@ -1,252 +1,161 @@
-//! RESP2 and RESP3 replies: reads them from a socket, applies the filters of a transcript, and
-//! formats them like redis-cli.
-//!
-//! The crate redis-protocol is not used here, because its hash maps lose the order of a RESP3 map.
+//! Replies of a transcript: applies its filters, and formats replies like redis-cli.
 
+use client::Reply;
 use std::fmt::Write;
-use std::io::{self, BufRead, Error, ErrorKind};
 
-/// One reply. Strings are byte vectors, because a reply may contain any byte.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// A simple string such as `OK` or `PONG`.
-    Status(String),
-    /// An error such as `ERR ...`.
-    Error(String),
-    /// An integer reply.
-    Integer(i64),
-    /// RESP3: a floating-point number, in the server's notation.
-    Double(String),
-    /// RESP3: a boolean.
-    Boolean(bool),
-    /// A bulk string.
-    Bulk(Vec<u8>),
-    /// RESP3: a verbatim string.
-    Verbatim(Vec<u8>),
-    /// A null reply.
-    Nil,
-    /// An array reply.
-    Array(Vec<Reply>),
-    /// RESP3: a set.
-    Set(Vec<Reply>),
-    /// RESP3: a map, in the server's order.
-    Map(Vec<(Reply, Reply)>),
-    /// RESP3: an out-of-band message.
-    Push(Vec<Reply>),
-    /// Placeholder for a value that differs between runs.
-    Masked(String),
+fn as_text(reply: &Reply) -> Option<String> {
+    match reply {
+        Reply::BulkString(bytes) | Reply::Verbatim(bytes) | Reply::SimpleString(bytes) => {
+            String::from_utf8(bytes.clone()).ok()
+        }
+        _ => None,
+    }
 }
 
-fn line(from: &mut impl BufRead) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    from.read_until(b'\n', &mut bytes)?;
-    if !bytes.ends_with(b"\r\n") {
-        return Err(ErrorKind::UnexpectedEof.into());
-    }
-    bytes.truncate(bytes.len() - 2);
-    String::from_utf8(bytes).map_err(|e| Error::new(ErrorKind::InvalidData, e))
+/// Returns the reply that shows a name instead of a value that differs between runs.
+pub fn masked(name: &str) -> Reply {
+    Reply::SimpleString(format!("<{name}>").into_bytes())
 }
 
-impl Reply {
-    /// Reads one reply.
-    ///
-    /// # Errors
-    ///
-    /// `UnexpectedEof` if the server has closed the connection.
-    pub fn read(from: &mut impl BufRead) -> io::Result<Reply> {
-        let head = line(from)?;
-        let (kind, rest) = head.split_at_checked(1).unwrap_or(("", ""));
-        let bad = || Error::new(ErrorKind::InvalidData, format!("invalid reply: {head:?}"));
-        let number = || rest.parse::<i64>().map_err(|_| bad());
-        let mut bulk = |length: i64| -> io::Result<Vec<u8>> {
-            let mut bytes = vec![0; length as usize + 2];
-            from.read_exact(&mut bytes)?;
-            bytes.truncate(length as usize);
-            Ok(bytes)
-        };
-        Ok(match kind {
-            "+" => Reply::Status(rest.to_owned()),
-            "-" => Reply::Error(rest.to_owned()),
-            ":" => Reply::Integer(number()?),
-            "," => Reply::Double(rest.to_owned()),
-            "#" => Reply::Boolean(rest == "t"),
-            "_" => Reply::Nil,
-            "$" | "*" if number()? < 0 => Reply::Nil,
-            "$" => Reply::Bulk(bulk(number()?)?),
-            // Skip the three-letter type and the colon.
-            "=" => Reply::Verbatim(bulk(number()?)?.split_off(4)),
-            "*" | "~" | ">" | "%" => {
-                let mut items = Vec::new();
-                for _ in 0..number()? * if kind == "%" { 2 } else { 1 } {
-                    items.push(Reply::read(from)?);
-                }
-                match kind {
-                    "*" => Reply::Array(items),
-                    "~" => Reply::Set(items),
-                    ">" => Reply::Push(items),
-                    _ => {
-                        let mut items = items.into_iter();
-                        let pairs = std::iter::from_fn(|| items.next().zip(items.next()));
-                        Reply::Map(pairs.collect())
-                    }
-                }
-            }
-            _ => return Err(bad()),
-        })
+/// Returns the type and the length of the reply as text.
+pub fn describe(reply: &Reply) -> String {
+    match reply {
+        Reply::Array(items) => format!("(array of {})", items.len()),
+        Reply::Set(items) => format!("(set of {})", items.len()),
+        Reply::Push(items) => format!("(push of {})", items.len()),
+        Reply::Map(pairs) => format!("(map of {})", pairs.len()),
+        Reply::BulkString(_) | Reply::Verbatim(_) => "(string)".to_owned(),
+        other => print(other),
     }
+}
 
-    fn as_text(&self) -> Option<String> {
-        match self {
-            Reply::Bulk(bytes) | Reply::Verbatim(bytes) => String::from_utf8(bytes.clone()).ok(),
-            Reply::Status(text) => Some(text.clone()),
-            _ => None,
+/// Formats the reply like redis-cli on a terminal, without the final newline.
+pub fn print(reply: &Reply) -> String {
+    let mut out = String::new();
+    print_nested(reply, "", &mut out);
+    out.truncate(out.trim_end_matches('\n').len());
+    out
+}
+
+/// Formats the reply; every line but the first begins with `indent`.
+fn print_nested(reply: &Reply, indent: &str, out: &mut String) {
+    let (items, mark, empty): (Vec<&Reply>, char, &str) = match reply {
+        Reply::Array(items) => (items.iter().collect(), ')', "(empty array)"),
+        Reply::Push(items) => (items.iter().collect(), ')', "(empty push)"),
+        Reply::Set(items) => (items.iter().collect(), '~', "(empty set)"),
+        Reply::Map(pairs) => (pairs.iter().map(|(key, _)| key).collect(), '#', "(empty hash)"),
+        _ => return print_scalar(reply, out),
+    };
+    if items.is_empty() {
+        out.push_str(empty);
+        out.push('\n');
+    }
+    let width = items.len().to_string().len();
+    let inner = format!("{indent}{}", " ".repeat(width + 2));
+    for (i, item) in items.iter().enumerate() {
+        let before = if i == 0 { "" } else { indent };
+        _ = write!(out, "{before}{:width$}{mark} ", i + 1);
+        print_nested(item, &inner, out);
+        if let Reply::Map(pairs) = reply {
+            out.truncate(out.len() - 1);
+            out.push_str(" => ");
+            let mut value = String::new();
+            print_nested(&pairs[i].1, &inner, &mut value);
+            // A value of several lines starts on a new line.
+            if value.trim_end().contains('\n') {
+                out.push('\n');
+                out.push_str(&inner);
+            }
+            out.push_str(&value);
         }
     }
+}
 
-    /// Returns the type and the length of the reply as text.
-    pub fn describe(&self) -> String {
-        match self {
-            Reply::Array(items) => format!("(array of {})", items.len()),
-            Reply::Set(items) => format!("(set of {})", items.len()),
-            Reply::Push(items) => format!("(push of {})", items.len()),
-            Reply::Map(pairs) => format!("(map of {})", pairs.len()),
-            Reply::Bulk(_) | Reply::Verbatim(_) => "(string)".to_owned(),
-            other => other.print(),
+fn print_scalar(reply: &Reply, out: &mut String) {
+    _ = match reply {
+        Reply::SimpleString(text) => writeln!(out, "{}", String::from_utf8_lossy(text)),
+        Reply::Error(text) => writeln!(out, "(error) {text}"),
+        Reply::Integer(n) => writeln!(out, "(integer) {n}"),
+        Reply::Double(text) => writeln!(out, "(double) {text}"),
+        Reply::Boolean(b) => writeln!(out, "({b})"),
+        Reply::BulkString(bytes) => writeln!(out, "{}", quoted(bytes)),
+        Reply::Verbatim(bytes) => {
+            writeln!(out, "{}", String::from_utf8_lossy(bytes).replace('\r', ""))
         }
-    }
+        Reply::Null => writeln!(out, "(nil)"),
+        Reply::Array(_) | Reply::Set(_) | Reply::Push(_) | Reply::Map(_) => Ok(()),
+    };
+}
 
-    /// Formats the reply like redis-cli on a terminal, without the final newline.
-    pub fn print(&self) -> String {
-        let mut out = String::new();
-        self.print_nested("", &mut out);
-        out.truncate(out.trim_end_matches('\n').len());
-        out
+/// Masks the values of these names in maps, in lists of alternating names and values, and in
+/// `name:value` or `name=value` texts.
+pub fn mask(reply: Reply, names: &[String]) -> Reply {
+    let is_named = |reply: &Reply| as_text(reply).filter(|text| names.contains(text));
+    match reply {
+        Reply::Array(items) => Reply::Array(mask_list(items, names)),
+        Reply::Set(items) => Reply::Set(items.into_iter().map(|i| mask(i, names)).collect()),
+        Reply::Push(items) => Reply::Push(mask_list(items, names)),
+        Reply::Map(pairs) => Reply::Map(
+            pairs
+                .into_iter()
+                .map(|(key, value)| match is_named(&key) {
+                    Some(name) => (key, masked(&name)),
+                    None => (key, mask(value, names)),
+                })
+                .collect(),
+        ),
+        Reply::BulkString(bytes) => Reply::BulkString(mask_text(bytes, names)),
+        Reply::Verbatim(bytes) => Reply::Verbatim(mask_text(bytes, names)),
+        other => other,
     }
+}
 
-    /// Formats the reply; every line but the first begins with `indent`.
-    fn print_nested(&self, indent: &str, out: &mut String) {
-        let (items, mark, empty): (Vec<&Reply>, char, &str) = match self {
-            Reply::Array(items) => (items.iter().collect(), ')', "(empty array)"),
-            Reply::Push(items) => (items.iter().collect(), ')', "(empty push)"),
-            Reply::Set(items) => (items.iter().collect(), '~', "(empty set)"),
-            Reply::Map(pairs) => (pairs.iter().map(|(key, _)| key).collect(), '#', "(empty hash)"),
-            _ => return self.print_scalar(out),
-        };
-        if items.is_empty() {
-            out.push_str(empty);
-            out.push('\n');
+/// Removes all names except these, and their values. Applies to maps, lists of alternating
+/// names and values, lists of such lists, and lines of a text.
+pub fn show(reply: Reply, names: &[String]) -> Reply {
+    let is_named = |reply: &Reply| as_text(reply).is_some_and(|text| names.contains(&text));
+    match reply {
+        Reply::Map(pairs) => {
+            Reply::Map(pairs.into_iter().filter(|(key, _)| is_named(key)).collect())
         }
-        let width = items.len().to_string().len();
-        let inner = format!("{indent}{}", " ".repeat(width + 2));
-        for (i, item) in items.iter().enumerate() {
-            let before = if i == 0 { "" } else { indent };
-            _ = write!(out, "{before}{:width$}{mark} ", i + 1);
-            item.print_nested(&inner, out);
-            if let Reply::Map(pairs) = self {
-                out.truncate(out.len() - 1);
-                out.push_str(" => ");
-                let mut value = String::new();
-                pairs[i].1.print_nested(&inner, &mut value);
-                // A value of several lines starts on a new line.
-                if value.trim_end().contains('\n') {
-                    out.push('\n');
-                    out.push_str(&inner);
-                }
-                out.push_str(&value);
-            }
+        Reply::Array(items) if items.iter().step_by(2).any(is_named) => {
+            let mut items = items.into_iter();
+            let pairs = std::iter::from_fn(|| items.next().zip(items.next()));
+            Reply::Array(pairs.filter(|(key, _)| is_named(key)).flat_map(|(k, v)| [k, v]).collect())
         }
-    }
-
-    fn print_scalar(&self, out: &mut String) {
-        _ = match self {
-            Reply::Status(text) => writeln!(out, "{text}"),
-            Reply::Error(text) => writeln!(out, "(error) {text}"),
-            Reply::Integer(n) => writeln!(out, "(integer) {n}"),
-            Reply::Double(text) => writeln!(out, "(double) {text}"),
-            Reply::Boolean(b) => writeln!(out, "({b})"),
-            Reply::Bulk(bytes) => writeln!(out, "{}", quoted(bytes)),
-            Reply::Verbatim(bytes) => {
-                writeln!(out, "{}", String::from_utf8_lossy(bytes).replace('\r', ""))
-            }
-            Reply::Nil => writeln!(out, "(nil)"),
-            Reply::Masked(name) => writeln!(out, "<{name}>"),
-            Reply::Array(_) | Reply::Set(_) | Reply::Push(_) | Reply::Map(_) => Ok(()),
-        };
-    }
-
-    /// Masks the values of these names in maps, in lists of alternating names and values, and in
-    /// `name:value` or `name=value` texts.
-    pub fn mask(self, names: &[String]) -> Reply {
-        let is_named = |reply: &Reply| reply.as_text().filter(|text| names.contains(text));
-        match self {
-            Reply::Array(items) => Reply::Array(mask_list(items, names)),
-            Reply::Set(items) => Reply::Set(items.into_iter().map(|i| i.mask(names)).collect()),
-            Reply::Push(items) => Reply::Push(mask_list(items, names)),
-            Reply::Map(pairs) => Reply::Map(
-                pairs
-                    .into_iter()
-                    .map(|(key, value)| match is_named(&key) {
-                        Some(name) => (key, Reply::Masked(name)),
-                        None => (key, value.mask(names)),
-                    })
-                    .collect(),
-            ),
-            Reply::Bulk(bytes) => Reply::Bulk(mask_text(bytes, names)),
-            Reply::Verbatim(bytes) => Reply::Verbatim(mask_text(bytes, names)),
-            Reply::Error(text) => Reply::Error(text),
-            other => other,
+        Reply::Array(items) => {
+            Reply::Array(items.into_iter().map(|item| show(item, names)).collect())
         }
-    }
-
-    /// Keeps only these names and their values. Applies to maps, lists of alternating names and
-    /// values, lists of such lists, and lines of a text.
-    pub fn show(self, names: &[String]) -> Reply {
-        let is_named = |reply: &Reply| reply.as_text().is_some_and(|text| names.contains(&text));
-        match self {
-            Reply::Map(pairs) => {
-                Reply::Map(pairs.into_iter().filter(|(key, _)| is_named(key)).collect())
-            }
-            Reply::Array(items) if items.iter().step_by(2).any(is_named) => {
-                let mut items = items.into_iter();
-                let pairs = std::iter::from_fn(|| items.next().zip(items.next()));
-                Reply::Array(
-                    pairs.filter(|(key, _)| is_named(key)).flat_map(|(k, v)| [k, v]).collect(),
-                )
-            }
-            Reply::Array(items) => {
-                Reply::Array(items.into_iter().map(|item| item.show(names)).collect())
-            }
-            Reply::Bulk(bytes) | Reply::Verbatim(bytes) => {
-                let text = String::from_utf8_lossy(&bytes).into_owned();
-                let kept: Vec<&str> =
-                    text.lines().filter(|l| names.iter().any(|n| has_name(l, n))).collect();
-                Reply::Verbatim(kept.join("\n").into_bytes())
-            }
-            other => other,
+        Reply::BulkString(bytes) | Reply::Verbatim(bytes) => {
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            let kept: Vec<&str> =
+                text.lines().filter(|l| names.iter().any(|n| has_name(l, n))).collect();
+            Reply::Verbatim(kept.join("\n").into_bytes())
         }
+        other => other,
     }
+}
 
-    /// Applies `change` to all strings. Used to replace ports and folders by names.
-    pub fn rename(self, change: &impl Fn(&str) -> String) -> Reply {
-        let text = |bytes: Vec<u8>| match String::from_utf8(bytes) {
-            Ok(text) => change(&text).into_bytes(),
-            Err(bytes) => bytes.into_bytes(),
-        };
-        let list = |items: Vec<Reply>| items.into_iter().map(|i| i.rename(change)).collect();
-        match self {
-            Reply::Status(said) => Reply::Status(change(&said)),
-            Reply::Error(said) => Reply::Error(change(&said)),
-            Reply::Bulk(bytes) => Reply::Bulk(text(bytes)),
-            Reply::Verbatim(bytes) => Reply::Verbatim(text(bytes)),
-            Reply::Array(items) => Reply::Array(list(items)),
-            Reply::Set(items) => Reply::Set(list(items)),
-            Reply::Push(items) => Reply::Push(list(items)),
-            Reply::Map(pairs) => {
-                let pairs = pairs.into_iter();
-                Reply::Map(pairs.map(|(k, v)| (k.rename(change), v.rename(change))).collect())
-            }
-            other => other,
+/// Applies `change` to all strings. Used to replace ports and folders by names.
+pub fn rename(reply: Reply, change: &impl Fn(&str) -> String) -> Reply {
+    let text = |bytes: Vec<u8>| match String::from_utf8(bytes) {
+        Ok(text) => change(&text).into_bytes(),
+        Err(bytes) => bytes.into_bytes(),
+    };
+    let list = |items: Vec<Reply>| items.into_iter().map(|i| rename(i, change)).collect();
+    match reply {
+        Reply::SimpleString(said) => Reply::SimpleString(text(said)),
+        Reply::Error(said) => Reply::Error(change(&said)),
+        Reply::BulkString(bytes) => Reply::BulkString(text(bytes)),
+        Reply::Verbatim(bytes) => Reply::Verbatim(text(bytes)),
+        Reply::Array(items) => Reply::Array(list(items)),
+        Reply::Set(items) => Reply::Set(list(items)),
+        Reply::Push(items) => Reply::Push(list(items)),
+        Reply::Map(pairs) => {
+            let pairs = pairs.into_iter();
+            Reply::Map(pairs.map(|(k, v)| (rename(k, change), rename(v, change))).collect())
         }
+        other => other,
     }
 }
 
@@ -261,10 +170,10 @@ fn mask_list(items: Vec<Reply>, names: &[String]) -> Vec<Reply> {
     items
         .into_iter()
         .map(|item| match before.take().filter(|text| names.contains(text)) {
-            Some(name) => Reply::Masked(name),
+            Some(name) => masked(&name),
             None => {
-                before = item.as_text();
-                item.mask(names)
+                before = as_text(&item);
+                mask(item, names)
             }
         })
         .collect()

@@ -1,10 +1,8 @@
 //! Server processes of a transcript, and connections to them.
 
-use super::reply::Reply;
 use crate::program::Program;
+use client::{Client, Reply};
 use std::collections::BTreeMap;
-use std::io::{BufReader, Write};
-use std::net::TcpStream;
 use std::time::Duration;
 
 /// Timeout for a server's reply.
@@ -67,7 +65,7 @@ impl Server {
 
 /// A connection of a transcript.
 pub(super) struct Connection {
-    stream: BufReader<TcpStream>,
+    client: Client,
     /// Messages that arrived while waiting for a reply.
     pushed: std::collections::VecDeque<Reply>,
 }
@@ -77,62 +75,50 @@ const CLOSED: &str = "Error: Server closed the connection";
 
 impl Connection {
     pub(super) fn open(port: u16) -> Result<Connection, String> {
-        let stream = TcpStream::connect(("127.0.0.1", port)).map_err(|e| e.to_string())?;
-        stream.set_nodelay(true).map_err(|e| e.to_string())?;
-        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(|e| e.to_string())?;
-        Ok(Connection { stream: BufReader::new(stream), pushed: Default::default() })
+        let client = Client::connect(("127.0.0.1", port)).map_err(|e| e.to_string())?;
+        Ok(Connection { client, pushed: Default::default() })
     }
 
     pub(super) fn send(&mut self, requests: &[Vec<Vec<u8>>]) {
-        let mut bytes = Vec::new();
         for words in requests {
-            bytes.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
-            for word in words {
-                bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-                bytes.extend_from_slice(word);
-                bytes.extend_from_slice(b"\r\n");
-            }
+            self.client.push(&words.iter().map(Vec::as_slice).collect::<Vec<_>>());
         }
         // Ignore errors: if the server has closed the connection, the next read reports it.
-        _ = self.stream.get_mut().write_all(&bytes);
+        _ = self.client.send();
     }
 
     /// Returns the next reply and queues the messages before it. The error is the text for the
     /// transcript.
     pub(super) fn reply(&mut self) -> Result<Reply, String> {
         loop {
-            match Reply::read(&mut self.stream) {
+            match self.receive()? {
                 // A confirmation of a subscription is a push message, but counts as a reply.
-                Ok(Reply::Push(items)) if !is_confirmation(&items) => {
+                Reply::Push(items) if !is_confirmation(&items) => {
                     self.pushed.push_back(Reply::Push(items));
                 }
-                Ok(reply) => return Ok(reply),
-                Err(e) => return Err(failure(&e)),
+                reply => return Ok(reply),
             }
         }
     }
 
     /// Returns the next message or reply.
     pub(super) fn next(&mut self) -> Result<Reply, String> {
-        match self.pushed.pop_front() {
-            Some(message) => Ok(message),
-            None => Reply::read(&mut self.stream).map_err(|e| failure(&e)),
+        self.pushed.pop_front().map_or_else(|| self.receive(), Ok)
+    }
+
+    fn receive(&mut self) -> Result<Reply, String> {
+        use std::io::ErrorKind::{ConnectionReset, UnexpectedEof};
+        match self.client.message(REPLY_TIMEOUT) {
+            Ok(Some(reply)) => Ok(reply),
+            Ok(None) => Err(format!("Error: no reply within {REPLY_TIMEOUT:?}")),
+            Err(e) if matches!(e.kind(), UnexpectedEof | ConnectionReset) => Err(CLOSED.to_owned()),
+            Err(e) => Err(format!("Error: {e}")),
         }
     }
 }
 
 fn is_confirmation(items: &[Reply]) -> bool {
-    matches!(items.first(), Some(Reply::Bulk(kind)) if kind.ends_with(b"subscribe"))
-}
-
-fn failure(error: &std::io::Error) -> String {
-    match error.kind() {
-        std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset => {
-            CLOSED.to_owned()
-        }
-        std::io::ErrorKind::WouldBlock => format!("Error: no reply within {REPLY_TIMEOUT:?}"),
-        _ => format!("Error: {error}"),
-    }
+    matches!(items.first(), Some(Reply::BulkString(kind)) if kind.ends_with(b"subscribe"))
 }
 
 /// All servers and connections of a transcript, by name.

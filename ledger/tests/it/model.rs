@@ -123,6 +123,24 @@ impl World {
         assert!(read == expected, "seed {}: {low} to {high}", self.seed);
     }
 
+    /// Changes after a snapshot do not show in it.
+    fn snapshot(&mut self) {
+        let id = id(&mut self.random);
+        let snapshot = self.ledger.snapshot(id);
+        let first = (id, OwnedMember::Number(0));
+        let of_id = self.model.range(first..).take_while(|pair| pair.0 == id);
+        let expected: Vec<_> = of_id.map(|(_, member)| member.clone()).collect();
+        (0..50).for_each(|_| self.change());
+        match self.random.u8(..4) {
+            0 => self.drop_id(),
+            1 => self.flush(Flush::All),
+            _ => {}
+        }
+        let mut read = Vec::new();
+        snapshot.for_each(|pair| read.push(pair.member.to_owned())).unwrap();
+        assert!(read == expected, "seed {}: {id}", self.seed);
+    }
+
     fn flush(&mut self, flush: Flush) {
         self.ledger.flush(&self.store, flush, 0, || Ok(0)).unwrap();
         let stats = self.ledger.stats();
@@ -199,7 +217,8 @@ impl World {
             40..42 => self.trim(),
             42..43 => self.drop_below(),
             43..60 => self.list(),
-            60..800 => self.ask(),
+            60..80 => self.snapshot(),
+            80..800 => self.ask(),
             _ => self.change(),
         }
     }

@@ -1,10 +1,10 @@
 //! Asks the other nodes to confirm a topology, for a master that may have been replaced.
 
-use crate::client::connect::within;
 use crate::cluster::topology::VERSION;
 use crate::cluster::{Member, Topology};
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::Outcome;
+use client::within;
 use futures_util::future::join_all;
 use std::io;
 use std::time::Duration;

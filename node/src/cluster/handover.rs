@@ -32,13 +32,13 @@
 //! `tidemark cluster split` uses a hand-over; a simulator crashes both sides at every step
 //! (`cli/src/cluster/simulation`).
 
-use crate::client::connect::within;
 use crate::cluster::slot::SLOTS;
 use crate::cluster::topology::VERSION;
 use crate::cluster::{Cluster, Member, Server, Topology};
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::Outcome;
 use crate::runtime::pause::Paused;
+use client::within;
 use futures_util::future::join_all;
 use std::io;
 use std::time::Duration;

@@ -1,15 +1,13 @@
 //! Sections of the configuration: each setting with its name, unit, default and documentation. The
 //! settings of spaces, views and actions are in [`dataset::options`].
 
+pub use client::DEFAULT_PORT;
 use dataset::options::{Fsync, Key, Spill, Tokens};
 use dataset::section;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Default TCP port of a server.
-pub const DEFAULT_PORT: u16 = 6399;
-
-/// Maximum number of connections that wait for accept(). The value is Redis's default.
+/// Maximum number of connections that wait for accept(), as Redis's default.
 pub const BACKLOG: i32 = 511;
 
 /// Format of the server's log messages.
@@ -155,6 +153,14 @@ section! {
         #[key = "shutdown_grace"]
         #[with = "dataset::options::units::millis"]
         shutdown_grace_ms: u64 = 1_000,
+        /// Time between two audits of all actions whose flags have a ledger, such as "1d"; 0 makes
+        /// none. An audit compares each counter with its members and changes nothing
+        /// (docs/audit.md).
+        #[live = true]
+        #[group = 2]
+        #[key = "audit_every"]
+        #[with = "dataset::options::units::seconds"]
+        audit_every_s: u64 = 0,
         /// Maximum time that a master's shutdown waits for its replicas to receive the last writes;
         /// 0 does not wait. Raise it if replicas lag for longer, and also raise the stop timeout of
         /// the service manager.

@@ -5,6 +5,7 @@
 //! encodes all metrics. Both read existing counters on demand, so a metric costs nothing until it
 //! is requested.
 
+mod audits;
 mod cold;
 mod commands;
 mod encode;
@@ -19,6 +20,7 @@ mod spaces;
 mod stats;
 mod text;
 
+pub use audits::AUDITS;
 pub use cold::COLD;
 pub use ingest::SOURCES;
 pub use metric::{Described, Metric, MetricKind, lines, pairs};
@@ -59,6 +61,7 @@ pub fn all() -> Vec<Described> {
     all.extend(describe_all(COUNTER_SPACES, "space=\"...\""));
     all.extend(describe_all(EXISTENCE_SPACES, "space=\"...\""));
     all.extend(describe_all(LEDGERS, "space=\"...\""));
+    all.extend(describe_all(AUDITS, "action=\"...\""));
     all.extend(describe_all(SOURCES, "source=\"...\""));
     all.extend(describe_all(commands::COMMANDS, "command=\"...\""));
     all.extend([commands::DURATION.describe()]);

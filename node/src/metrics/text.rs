@@ -2,7 +2,7 @@
 
 use super::encode::write_all;
 use super::sample::Sample;
-use super::{commands, groups, ingest, replication, spaces};
+use super::{audits, commands, groups, ingest, replication, spaces};
 use crate::roles::node::Node;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -72,6 +72,7 @@ impl Collector for NodeCollector {
         }
         replication::write_replicas(&sample, &mut encoder)?;
         spaces::write(&self.0, &mut encoder)?;
+        audits::write(&self.0, &mut encoder)?;
         ingest::write(&self.0, &mut encoder)?;
         commands::write(&self.0, &mut encoder)
     }

@@ -11,6 +11,7 @@
 //! FAILOVER hands the role to a replica (`failover.rs`). `replicas.rs` lists the replicas and their
 //! progress; `link_status.rs` describes the link to the master.
 
+pub mod audit;
 pub mod background;
 pub mod backup;
 pub mod backup_state;

@@ -10,6 +10,7 @@ use crate::cluster::Cluster;
 use crate::command::error::Refusal;
 use crate::config::Config;
 use crate::roles::Replication;
+use crate::roles::audit::Audits;
 use crate::roles::backup_state::Backups;
 use crate::runtime::clients::Clients;
 use crate::runtime::command_stats::AllCalls;
@@ -96,6 +97,8 @@ pub struct Process {
     pub cluster: Cluster,
     /// Running and finished backups.
     pub backups: Backups,
+    /// Audits under way or finished.
+    pub audits: Audits,
     /// Event sources.
     pub ingest: Ingests,
     /// TLS certificates.
@@ -244,6 +247,7 @@ impl Host {
             replication: Replication::new(),
             cluster: Cluster::new(&config),
             backups: Backups::default(),
+            audits: Audits::default(),
             ingest: Ingests::new(&config.ingest),
             tls: Tls::default(),
             long_changes: RwLock::default(),

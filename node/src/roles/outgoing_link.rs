@@ -163,7 +163,8 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             biased;
             _ = ticks.tick() => {
                 fill = true;
-                let unread = read_available(&mut reader, &mut input).await.map_err(LinkEndReason::Io)?;
+                let read = read_available(&mut reader, &mut input).await;
+                let unread = read.map_err(LinkEndReason::Io)?;
                 if let Some(feed) = &mut feed {
                     // `fill` never runs for a replica that does not read, so check here how much
                     // log it retains.

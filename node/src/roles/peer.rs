@@ -1,13 +1,12 @@
 //! Requests to other nodes of the cluster, each on its own connection. Requests for parts of a page
 //! use the workers' persistent connections instead.
 
-use crate::client::connect::{ConnectArgs, Link, within};
 use crate::cluster::confirm::confirm;
 use crate::cluster::{Member, Topology};
 use crate::command::error::Refusal;
 use crate::command::spec::Outcome;
 use crate::roles::node::Process;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{ConnectArgs, Link, Reply, within};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +16,14 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Connects to another node, with the credentials of a replica.
 pub async fn open(process: &Process, host: &str, port: u16) -> io::Result<Link> {
-    let ((to, pass), encrypted) = {
+    let (to, encrypted) = {
         let config = process.config();
         let settings = &config.replication;
         let (user, password) = (&settings.master_user, &settings.master_auth);
         (ConnectArgs::to_peer(host, port, user, password), settings.tls)
     };
-    let tls = encrypted.then_some(&process.tls);
-    to.open_as(tls, pass, "Set replication.master_auth.").await
+    let tls = encrypted.then(|| process.tls.client()).transpose()?;
+    to.open_as(tls.as_ref(), "Set replication.master_auth.").await
 }
 
 /// Sends a topology with CLUSTERX SETNODES.
@@ -39,7 +38,7 @@ pub async fn set_nodes(link: &mut Link, next: &Topology, option: &[u8]) -> io::R
 pub async fn reach(process: &Process, member: &Member) -> io::Result<Link> {
     let mut link = open(process, &member.host, member.port).await?;
     match within(REPLY_TIMEOUT, link.ask(&[b"CLUSTERX", b"MYID"])).await? {
-        OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
+        Reply::BulkString(id) if id == member.id.as_bytes() => Ok(link),
         _ => Err(io::Error::other(format!("the node there is not {}", member.id))),
     }
 }

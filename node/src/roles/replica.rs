@@ -20,7 +20,7 @@ use crate::roles::node::{Host, Node};
 use crate::roles::replicas::REFUSAL_LOG_INTERVAL;
 use crate::roles::role::Master;
 use crate::roles::{LinkState, salvage};
-use crate::runtime::tls::Socket;
+use client::{Socket, put_command};
 use dataset::catalogue::Catalogue;
 use dataset::engines::Engines;
 use dataset::log_records::RecordKind;
@@ -211,6 +211,7 @@ impl ReplicaContext {
     /// Applies a batch. After an error, a part of the batch may be applied.
     fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<(), String> {
         let node = &self.node;
+        let _applying = node.durability.applying.lock();
         let (mut engines, parts) = (node.engines(), &node.durability.parts);
         let mut records = 0;
         for record in Records::new(body) {
@@ -425,13 +426,13 @@ async fn within<T>(what: impl Future<Output = io::Result<T>>) -> Result<T, LinkE
     }
 }
 
-/// Sends a request and reads a simple reply. The inner error is the master's error reply.
+/// Sends a request and reads a simple reply, byte by byte: the stream of the log may follow it. The
+/// inner error is the master's error reply.
 async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, LinkError> {
-    let mut request = format!("*{}\r\n", words.len());
-    for word in words {
-        request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
-    }
-    within(stream.write_all(request.as_bytes())).await?;
+    let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+    let mut request = Vec::new();
+    put_command(&mut request, &words);
+    within(stream.write_all(&request)).await?;
     within(stream.flush()).await?;
     let mut line = Vec::new();
     while !line.ends_with(b"\r\n") {
@@ -460,10 +461,12 @@ fn foreign_master_error(master: &Master) -> LinkError {
 /// Connects to the master, with TLS if configured.
 async fn dial(node: &Node, master: &Master) -> io::Result<Socket> {
     let encrypted = node.config().replication.tls;
-    let stream = TcpStream::connect((master.host.as_str(), master.port)).await?;
-    stream.set_nodelay(true)?;
-    node.replication.link.lock().local = Some(stream.local_addr()?);
-    if encrypted { node.tls.connect(&master.host, stream).await } else { Ok(Socket::Plain(stream)) }
+    let tls = encrypted.then(|| node.tls.client()).transpose()?;
+    let Master { host, port } = master;
+    let socket = Socket::connect(host, *port, tls.as_ref(), host).await?;
+    let local = socket.tcp().map(TcpStream::local_addr).transpose()?;
+    node.replication.link.lock().local = local;
+    Ok(socket)
 }
 
 /// Connects, authenticates, and sends TM.REPLICATE.

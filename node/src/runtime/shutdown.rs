@@ -1,7 +1,7 @@
 //! Shutdown signal of a server. A Unix signal, SHUTDOWN or a test triggers the shutdown, and all
 //! waiters are notified.
 
-use super::tls::Socket;
+use client::Socket;
 use parking_lot::{Condvar, Mutex};
 use rustix::process::Signal;
 use std::os::fd::OwnedFd;

@@ -1,6 +1,6 @@
 //! List of all command families, in the order of the reference.
 
-use crate::commands::admin::{diagnostics, ingest, server};
+use crate::commands::admin::{audit, diagnostics, ingest, server};
 use crate::commands::cluster::topology;
 use crate::commands::command::{self, Command};
 use crate::commands::connection::client;
@@ -32,6 +32,7 @@ pub(crate) const FAMILIES: &[(&str, &[&[Command]])] = &[
     ("Keys", &[keyspace::COMMANDS, restore::COMMANDS, walk::COMMANDS, keyspace::OBJECT]),
     ("Spaces and tables", &[spaces::COMMANDS]),
     ("Views and actions", &[views::COMMANDS]),
+    ("Audits", &[audit::COMMANDS]),
     ("Ingest from brokers", &[ingest::COMMANDS]),
     ("Connection", &[client::COMMANDS]),
     ("Channels", &[pubsub::COMMANDS]),

@@ -51,7 +51,8 @@ pub(crate) const COMMANDS: &[Command] = &[
         .cost(
             "O(N+M) where N is the number of subscribers of the channel and M the number of \
              patterns"),
-    PUBSUB.row("spublish", 3, PUBLISH, "shardchannel message", Once(|c| publish(c, ChannelKind::Shard)),
+    PUBSUB.row("spublish", 3, PUBLISH, "shardchannel message",
+        Once(|c| publish(c, ChannelKind::Shard)),
         "Posts a message to a shard channel.").since("7.0.0").linear("subscribers of the channel"),
     PUBSUB.container("pubsub", "A container for commands about channels.", &[
         PUBSUB.row("pubsub|channels", -2, QUERY_FLAGS, "[pattern]",

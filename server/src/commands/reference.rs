@@ -21,7 +21,8 @@ pub fn reference() -> String {
         let _ = write!(out, "\n## {title}\n");
         for command in tables.iter().copied().flatten() {
             // A pure container is left out, because the rows of its subcommands suffice.
-            if command.subcommands.is_empty() || command.spec.arity == -1 {
+            let spec = &command.spec;
+            if command.subcommands.is_empty() || spec.arity == -1 || spec.has(flag::NAMED) {
                 describe(&mut out, &command.spec);
             }
             for sub in command.subcommands.iter().filter(|sub| sub.spec.own_name() != "help") {

@@ -150,6 +150,10 @@ pub(crate) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Sp
     let wanted = args.at(1);
     let named = |(_, s): &(u32, &Spec)| s.own_name().as_bytes().eq_ignore_ascii_case(wanted);
     let Some((number, sub)) = (1..).zip(spec.subcommands).find(named) else {
+        // The name of an action: TM.AUDIT like.
+        if spec.has(flag::NAMED) {
+            return Ok((spec, 0));
+        }
         return Err(refuse!(
             "ERR unknown subcommand '{}'. Try {} HELP.",
             String::from_utf8_lossy(&wanted[..wanted.len().min(128)]),

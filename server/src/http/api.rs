@@ -133,13 +133,22 @@ pub(super) fn spaces(node: &Node) -> Value {
     let counters: Vec<Value> = engines.counters().iter().map(counter).collect();
     let existences: Vec<Value> = engines.existences().iter().map(existence).collect();
     let views: Vec<Value> = engines.views().iter().map(|v| view(&engines, v)).collect();
+    let audits = node.audits.complete();
     let actions = engines.actions().iter().map(|action| {
+        let audit = audits.iter().find(|audit| audit.request.action == action.name());
         json!({
             "name": action.name(),
             "flag": engines.flag_of(action).name(),
             "counter": engines.first_counter_name(action),
             "also": engines.further_counter_names(action, false),
             "member_counters": engines.further_counter_names(action, true),
+            "audit": audit.map(|audit| json!({
+                "ended_s": audit.ended_s,
+                "ids": audit.ids,
+                "differing": audit.differing,
+                "repaired": audit.repaired,
+                "unreadable": audit.unreadable,
+            })),
         })
     });
     let actions: Vec<Value> = actions.collect();

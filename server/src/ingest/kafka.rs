@@ -52,8 +52,7 @@ async fn connect(config: &Ingest) -> Result<Client, ReadStopReason> {
         .client_id("tidemark")
         .backoff_config(backoff);
     if config.tls {
-        let tls =
-            node::client::connect::client_tls(&config.ca_file).map_err(ReadStopReason::Halt)?;
+        let tls = client::tls::client_tls(&config.ca_file).map_err(ReadStopReason::Halt)?;
         builder = builder.tls_config(Arc::new(tls));
     }
     if !config.user.is_empty() {

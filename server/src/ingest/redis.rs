@@ -7,13 +7,10 @@
 use super::reading::{
     CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, ReadStopReason, ends_before, hash_of, record_gap,
 };
-use node::client::connect::{ConnectArgs, Link};
+use client::{ConnectArgs, Link, Reply, put_command};
 use node::config::Ingest;
 use node::runtime::ingest::IngestSource;
-use node::runtime::tls::Tls;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 /// Number of entries of the first read, when the entry size is unknown.
 const FIRST_ENTRIES: usize = 16;
@@ -42,23 +39,16 @@ struct Info {
 
 fn connection(config: &Ingest) -> Result<(ConnectArgs, u32), ReadStopReason> {
     let place = config.url.split_once("://").map_or("", |(_, place)| place);
-    let (address, db) = place.split_once('/').unwrap_or((place, ""));
-    let wrong =
-        || ReadStopReason::Halt("url: must have the form redis://host[:port][/db]".to_owned());
-    let db = if db.is_empty() { 0 } else { db.parse().map_err(|_| wrong())? };
-    let (host, port) = match address.rsplit_once(':') {
-        Some((host, port)) if !address.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
-        _ => (address, 6379),
-    };
+    let (connect, db) = ConnectArgs::of_redis(place).map_err(|_| {
+        ReadStopReason::Halt("url: must have the form redis://host[:port][/db]".to_owned())
+    })?;
     let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     let connect = ConnectArgs {
-        host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-        port,
         user: some(&config.user),
         pass: some(&config.password),
         tls: config.tls,
         cacert: some(&config.ca_file),
-        ..ConnectArgs::default()
+        ..connect
     };
     Ok((connect, db))
 }
@@ -71,9 +61,8 @@ impl Reader {
     ) -> Result<(Reader, u128), ReadStopReason> {
         let config = &source.config;
         let (connect, db) = connection(config)?;
-        let tls: Option<Tls> = connect.tls()?;
-        let link =
-            connect.open_as(tls.as_ref(), connect.pass.clone(), "Set user and password.").await?;
+        let tls = connect.tls()?;
+        let link = connect.open_as(tls.as_ref(), "Set user and password.").await?;
         let (key, payload) = (config.stream.clone(), config.payload.clone());
         let mut reader =
             Reader { link, key, payload, index: None, deleted: 0, entries: FIRST_ENTRIES };
@@ -86,7 +75,7 @@ impl Reader {
                 let key = reader.key.clone();
                 let info = reader.ask(&[b"XINFO", b"STREAM", key.as_bytes()]).await;
                 match info {
-                    Ok(info) => read_info(info)?.last + 1,
+                    Ok(info) => read_info(&info)?.last + 1,
                     Err(ReadStopReason::Broken(why)) if why.contains("no such key") => 1,
                     Err(trouble) => return Err(trouble),
                 }
@@ -96,11 +85,8 @@ impl Reader {
         Ok((reader, next))
     }
 
-    async fn ask(&mut self, args: &[&[u8]]) -> Result<OwnedFrame, ReadStopReason> {
-        match self.link.call(args).await? {
-            OwnedFrame::Error(why) => Err(ReadStopReason::Broken(why)),
-            reply => Ok(reply),
-        }
+    async fn ask(&mut self, args: &[&[u8]]) -> Result<Reply, ReadStopReason> {
+        Ok(self.link.ask(args).await?)
     }
 
     /// Returns the hash of an entry, or `None` if the entry was trimmed or deleted. If the stream
@@ -111,11 +97,11 @@ impl Reader {
         id: u128,
     ) -> Result<Option<u64>, ReadStopReason> {
         let (info, read) = self.look(&source.shown(id.saturating_sub(1))).await?;
-        if let OwnedFrame::Error(why) = info {
+        if let Reply::Error(why) = info {
             let is_gone = why.contains("no such key");
             return if is_gone { Ok(None) } else { Err(ReadStopReason::Broken(why)) };
         }
-        let (info, entries) = (read_info(info)?, read_entries(read, &self.key)?);
+        let (info, entries) = (read_info(&info)?, read_entries(read, &self.key)?);
         if let Some((_, fields)) = entries.first().filter(|(first, _)| *first == id) {
             return Ok(Some(hash_of_fields(fields)));
         }
@@ -136,7 +122,7 @@ impl Reader {
         let before = next.saturating_sub(1);
         let behind = source.shown(before);
         let (info, read) = self.look(&behind).await?;
-        if let OwnedFrame::Error(why) = &info {
+        if let Reply::Error(why) = &info {
             if !why.contains("no such key") {
                 return Err(ReadStopReason::Broken(why.clone()));
             }
@@ -150,7 +136,7 @@ impl Reader {
             tokio::time::sleep(IDLE).await;
             return Ok(());
         }
-        let info = read_info(info)?;
+        let info = read_info(&info)?;
         if info.last < before {
             return Err(ends_before(source, info.last, before));
         }
@@ -194,7 +180,7 @@ impl Reader {
     }
 
     /// Reads stream info and the entries after `behind` atomically.
-    async fn look(&mut self, behind: &str) -> Result<(OwnedFrame, OwnedFrame), ReadStopReason> {
+    async fn look(&mut self, behind: &str) -> Result<(Reply, Reply), ReadStopReason> {
         let count = self.entries.to_string();
         let (key, count) = (self.key.as_bytes(), count.as_bytes());
         let mut requests = Vec::new();
@@ -204,20 +190,20 @@ impl Reader {
             &[b"XREAD", b"COUNT", count, b"STREAMS", key, behind.as_bytes()],
             &[b"EXEC"],
         ] {
-            node::client::connect::put_command(&mut requests, request);
+            put_command(&mut requests, request);
         }
         self.link.send(&requests).await?;
         for _ in 0..3 {
-            if let OwnedFrame::Error(why) = self.link.next().await? {
+            if let Reply::Error(why) = self.link.next().await? {
                 return Err(ReadStopReason::Broken(why));
             }
         }
         match self.link.next().await? {
-            OwnedFrame::Array(parts) => match <[OwnedFrame; 2]>::try_from(parts) {
+            Reply::Array(parts) => match <[Reply; 2]>::try_from(parts) {
                 Ok([info, read]) => Ok((info, read)),
                 Err(_) => Err(strange()),
             },
-            OwnedFrame::Error(why) => Err(ReadStopReason::Broken(why)),
+            Reply::Error(why) => Err(ReadStopReason::Broken(why)),
             _ => Err(strange()),
         }
     }
@@ -264,35 +250,20 @@ fn strange() -> ReadStopReason {
 }
 
 /// Parses an id such as `1700000000000-7`.
-fn read_id(frame: &OwnedFrame) -> Option<u128> {
-    let (OwnedFrame::BulkString(text) | OwnedFrame::SimpleString(text)) = frame else {
-        return None;
-    };
+fn read_id(frame: &Reply) -> Option<u128> {
+    let text = frame.as_bytes()?;
     let dash = text.iter().position(|&byte| byte == b'-')?;
     let (ms, seq) = (resp::natural(&text[..dash])?, resp::natural(&text[dash + 1..])?);
     Some(u128::from(ms) << 64 | u128::from(seq))
 }
 
-fn read_info(frame: OwnedFrame) -> Result<Info, ReadStopReason> {
-    let OwnedFrame::Array(parts) = frame else { return Err(strange()) };
-    let mut all: BTreeMap<Vec<u8>, OwnedFrame> = BTreeMap::new();
-    let mut parts = parts.into_iter();
-    while let (Some(name), Some(value)) = (parts.next(), parts.next()) {
-        if let OwnedFrame::BulkString(name) | OwnedFrame::SimpleString(name) = name {
-            all.insert(name, value);
-        }
-    }
-    let number = |name: &str| match all.get(name.as_bytes()) {
-        Some(OwnedFrame::Integer(number)) => u64::try_from(*number).ok(),
-        _ => None,
-    };
+fn read_info(info: &Reply) -> Result<Info, ReadStopReason> {
+    let number = |name: &str| u64::try_from(info.get(name)?.as_integer()?).ok();
+    let id = |name: &str| info.get(name).and_then(read_id);
     let entries = number("length").ok_or_else(strange)?;
-    let last = all.get(&b"last-generated-id"[..]).and_then(read_id).ok_or_else(strange)?;
-    let first = match all.get(&b"first-entry"[..]) {
-        Some(OwnedFrame::Array(entry)) => entry.first().and_then(read_id),
-        _ => None,
-    };
-    let deleted = all.get(&b"max-deleted-entry-id"[..]).and_then(read_id).unwrap_or(0);
+    let last = id("last-generated-id").ok_or_else(strange)?;
+    let first = info.get("first-entry").and_then(|entry| read_id(entry.items().first()?));
+    let deleted = id("max-deleted-entry-id").unwrap_or(0);
     let added = number("entries-added");
     let indexes = added.map(|added| (added.saturating_sub(entries), added));
     Ok(Info { first, last, indexes, deleted, entries })
@@ -312,32 +283,28 @@ fn hash_of_fields(fields: &Fields) -> u64 {
 }
 
 /// Parses the XREAD reply for the one requested stream.
-fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, ReadStopReason> {
+fn read_entries(frame: Reply, key: &str) -> Result<Vec<Entry>, ReadStopReason> {
     let streams = match frame {
-        OwnedFrame::Null => return Ok(Vec::new()),
-        OwnedFrame::Array(streams) => streams,
-        OwnedFrame::Error(why) => return Err(ReadStopReason::Broken(why)),
+        Reply::Null => return Ok(Vec::new()),
+        Reply::Array(streams) => streams,
+        Reply::Error(why) => return Err(ReadStopReason::Broken(why)),
         _ => return Err(strange()),
     };
-    let Some(OwnedFrame::Array(stream)) = streams.into_iter().next() else { return Ok(Vec::new()) };
-    let Ok([OwnedFrame::BulkString(name), OwnedFrame::Array(entries)]) =
-        <[OwnedFrame; 2]>::try_from(stream)
+    let Some(Reply::Array(stream)) = streams.into_iter().next() else { return Ok(Vec::new()) };
+    let Ok([Reply::BulkString(name), Reply::Array(entries)]) = <[Reply; 2]>::try_from(stream)
     else {
         return Err(strange());
     };
     if name != key.as_bytes() {
         return Err(strange());
     }
-    let entry = |entry: OwnedFrame| {
-        let OwnedFrame::Array(parts) = entry else { return None };
-        let [id, fields] = <[OwnedFrame; 2]>::try_from(parts).ok()?;
+    let entry = |entry: Reply| {
+        let Reply::Array(parts) = entry else { return None };
+        let [id, fields] = <[Reply; 2]>::try_from(parts).ok()?;
         let id = read_id(&id)?;
         // A deleted entry has no fields.
-        let OwnedFrame::Array(words) = fields else { return Some((id, Vec::new())) };
-        let mut words = words.into_iter().map(|word| match word {
-            OwnedFrame::BulkString(word) | OwnedFrame::SimpleString(word) => Some(word),
-            _ => None,
-        });
+        let Reply::Array(words) = fields else { return Some((id, Vec::new())) };
+        let mut words = words.into_iter().map(Reply::into_bytes);
         let mut pairs = Vec::new();
         while let Some(name) = words.next() {
             pairs.push((name?, words.next()??));

@@ -17,9 +17,9 @@
 use crate::commands::connection::client;
 use crate::net::request_loop::{Closing, RequestLoop, TurnBuffers};
 use crate::session::{LateReplies, Session};
+use ::client::Socket;
 use node::roles::node::{Host, Node};
 use node::runtime::clients::Client;
-use node::runtime::tls::Socket;
 use resp::Reply;
 use std::cell::RefCell;
 use std::future::poll_fn;

@@ -4,9 +4,9 @@
 use crate::net::connection::Connection;
 use crate::net::request_loop::{RequestLoop, TurnBuffers};
 use crate::session::{LateReplies, Later};
+use client::Socket;
 use node::roles::node::{Host, Node};
 use node::runtime::counters::Tallies;
-use node::runtime::tls::Socket;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};

@@ -4,6 +4,7 @@
 //! acceptor assigns a new connection to the worker with the fewest connections.
 
 use crate::net::connection::Connection;
+use client::Socket;
 use dataset::Engines;
 use dataset::clock::unix_s;
 use dataset::poll_backoff::PollBackoff;
@@ -12,7 +13,6 @@ use node::roles::node::{Host, Node, Process};
 use node::runtime::open_files::allowed_clients;
 use node::runtime::process_memory::resident_bytes;
 use node::runtime::shutdown::Vital;
-use node::runtime::tls::Socket;
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;

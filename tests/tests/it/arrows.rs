@@ -15,9 +15,10 @@ type Arrows = BTreeMap<String, BTreeSet<String>>;
 type Module = Vec<String>;
 
 /// Crates whose files are checked.
-const CRATES: [&str; 16] = [
+const CRATES: [&str; 17] = [
     "bench",
     "cli",
+    "client",
     "counter",
     "dataset",
     "digits",

@@ -200,10 +200,7 @@ fn the_dashboard_shows_a_replica_that_lags_and_a_full_disk() {
     let replica = Program::start(folders[1].path(), "everysec");
     let mut c = master.connection();
     let follow = format!("REPLICAOF 127.0.0.1 {}", master.port);
-    assert_eq!(
-        replica.ask(&follow),
-        redis_protocol::resp2::types::OwnedFrame::SimpleString(b"OK".into())
-    );
+    assert_eq!(replica.ask(&follow), client::Reply::SimpleString(b"OK".into()));
     eventually("the node is a connected replica", || info(&mut c)["connected_slaves"] == "1");
     eventually("in step", || info(&mut c).get("slave0.state").is_some_and(|s| s == "online"));
     replica.freeze(true);

@@ -3,7 +3,7 @@
 
 use crate::tls::Authority;
 use cli::import::{ImportArgs, run};
-use node::client::connect::ConnectArgs;
+use client::ConnectArgs;
 use tidemark_server::config::AuthClients;
 use tidemark_tests::TestServer;
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 const CRATES: &str =
-    "counter dataset ledger node phantom rdb replication resp rolling server store";
+    "client counter dataset ledger node phantom rdb replication resp rolling server store";
 
 const COLLECTION_TYPES: &str = "BTreeMap BTreeSet BinaryHeap BytesMut Cache DashMap HashMap \
     HashSet HashTable LinkedList Slab SmallVec UnboundedReceiver UnboundedSender Vec VecDeque";

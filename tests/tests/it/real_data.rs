@@ -5,8 +5,8 @@
 //! data set as well if it exists at `../shared/data`.
 
 use cli::import::{ImportArgs, run};
+use client::ConnectArgs;
 use flate2::read::MultiGzDecoder;
-use node::client::connect::ConnectArgs;
 use redis::Commands;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader, Write};

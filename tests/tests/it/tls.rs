@@ -1,12 +1,13 @@
 //! TLS: stock clients and Tidemark's own client, client certificates, and certificate reload.
 
+use client::Socket;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tidemark_server::config::{AuthClients, Tls as Settings};
-use tidemark_server::tls::{Socket, Tls};
+use tidemark_server::tls::Tls;
 use tidemark_tests::{TestServer, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -69,8 +70,8 @@ impl Authority {
 fn ask(tls: &Tls, port: u16, request: &[u8], length: usize) -> std::io::Result<Vec<u8>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
-        let mut socket: Socket = tls.connect("localhost", stream).await?;
+        let tls = tls.client()?;
+        let mut socket = Socket::connect("127.0.0.1", port, Some(&tls), "localhost").await?;
         socket.write_all(request).await?;
         socket.flush().await?;
         let mut reply = vec![0; length];

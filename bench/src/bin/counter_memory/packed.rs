@@ -6,8 +6,7 @@
 //! Consecutive ids favour this encoding: a field name is a number less than 100 and takes two
 //! bytes. Ids with gaps would need several more bytes per post.
 
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{Client, Reply};
 use std::io;
 use std::path::Path;
 use std::time::Instant;
@@ -65,8 +64,7 @@ impl Packed {
         let options = &["--appendonly", "no", "--hash-max-listpack-entries", "100"];
         let server = Server::redis(program, &std::env::temp_dir(), options)?;
         let mut client = server.client()?;
-        let OwnedFrame::BulkString(script) = client.call(&[b"SCRIPT", b"LOAD", ADD.as_bytes()])?
-        else {
+        let Reply::BulkString(script) = client.call(&[b"SCRIPT", b"LOAD", ADD.as_bytes()])? else {
             return Err(io::Error::other("SCRIPT LOAD"));
         };
         let begin = (Instant::now(), used(&server)?, server.cpu_s());
@@ -95,7 +93,7 @@ impl Packed {
     fn settle(&mut self) -> io::Result<()> {
         for _ in 0..std::mem::take(&mut self.waiting) {
             let reply = self.client.reply()?;
-            if reply != OwnedFrame::Integer(1) {
+            if reply != Reply::Integer(1) {
                 return Err(io::Error::other(format!("{reply:?}")));
             }
         }
@@ -115,7 +113,7 @@ impl Packed {
                 continue;
             }
             for _ in 0..number % 200 + 1 {
-                let OwnedFrame::BulkString(packed) = self.client.reply()? else {
+                let Reply::BulkString(packed) = self.client.reply()? else {
                     return Err(io::Error::other("a post was not found"));
                 };
                 let mut values = packed.split_inclusive(|byte| byte & 128 == 0);

@@ -21,7 +21,7 @@ mod recovery;
 mod snapshot;
 
 use clap::{Parser, Subcommand};
-use node::client::Client;
+use client::Client;
 use snapshot::Traffic;
 use std::io;
 use std::time::{Duration, Instant};

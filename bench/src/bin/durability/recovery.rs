@@ -1,7 +1,7 @@
 //! Fills a server with rows and pairs, and measures its restart after a kill.
 
 use crate::{Args, Size, redis, tidemark};
-use redis_protocol::resp2::types::OwnedFrame;
+use client::Reply;
 use std::io;
 use std::time::Instant;
 use tidemark_bench::play::{fill, on_threads, post, row_redis, row_tidemark, take, take_all, text};
@@ -10,7 +10,7 @@ use tidemark_bench::server::Server;
 /// Memory of the filters in MiB, as reported by the server.
 fn filters_mib(server: &Server) -> io::Result<f64> {
     let reply = server.client()?.call(&[b"INFO", b"spaces"])?;
-    let OwnedFrame::BulkString(text) = reply else {
+    let Reply::BulkString(text) = reply else {
         return Err(io::Error::other(format!("INFO: {reply:?}")));
     };
     let text = String::from_utf8_lossy(&text).into_owned();

@@ -7,8 +7,7 @@
 //! pages contain only counters.
 
 use crate::{Args, Like, Size, like_redis, like_tidemark, recovery};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{Client, Reply};
 use std::io;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -84,7 +83,7 @@ struct ServerResults {
 /// Whether a snapshot is being written.
 fn is_saving(client: &mut Client) -> io::Result<bool> {
     match client.call(&[b"INFO", b"persistence"])? {
-        OwnedFrame::BulkString(text) => {
+        Reply::BulkString(text) => {
             Ok(String::from_utf8_lossy(&text).contains("rdb_bgsave_in_progress:1"))
         }
         other => Err(io::Error::other(format!("INFO: {other:?}"))),

@@ -11,9 +11,8 @@
 //! | `bloom` | same as `hash` | two Bloom filters (0.01 %) | 20 HMGET and 2 BF.MEXISTS |
 
 use crate::data::{self, Counts, Data, FIELDS, Page};
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame;
-use std::io::{self, Write as _};
+use client::{Client, Reply, put_command};
+use std::io;
 
 /// A layout of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,7 +225,7 @@ impl Layout {
         drain(client)
     }
 
-    pub(crate) fn read(self, page: &Page, replies: &[OwnedFrame]) -> io::Result<Shown> {
+    pub(crate) fn read(self, page: &Page, replies: &[Reply]) -> io::Result<Shown> {
         let posts = page.posts.len();
         let wrong = || {
             io::Error::other(format!(
@@ -245,7 +244,7 @@ impl Layout {
                 rows.iter().map(row).collect::<Option<Shown>>().ok_or_else(wrong)
             }
             Layout::Binary => {
-                let Some(OwnedFrame::BulkString(bytes)) = replies.first() else {
+                let Some(Reply::BulkString(bytes)) = replies.first() else {
                     return Err(wrong());
                 };
                 let row = |row: &[u8]| {
@@ -281,24 +280,20 @@ fn bucketed(post: u64) -> (String, u64) {
     (format!("b:{}", data::post(post) / 4194 / BUCKET), data::post(post) / 4194 % BUCKET)
 }
 
-fn array(frame: &OwnedFrame) -> Option<&Vec<OwnedFrame>> {
-    if let OwnedFrame::Array(frames) = frame { Some(frames) } else { None }
+fn array(frame: &Reply) -> Option<&Vec<Reply>> {
+    if let Reply::Array(frames) = frame { Some(frames) } else { None }
 }
 
-fn number(frame: &OwnedFrame) -> Option<i64> {
+fn number(frame: &Reply) -> Option<i64> {
     match frame {
-        OwnedFrame::Integer(n) => Some(*n),
-        OwnedFrame::BulkString(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+        Reply::Integer(n) => Some(*n),
+        Reply::BulkString(text) => std::str::from_utf8(text).ok()?.parse().ok(),
         _ => None,
     }
 }
 
 pub(crate) fn command(words: &[&str], out: &mut Vec<u8>) {
-    // Writing to a Vec cannot fail.
-    let _ = write!(out, "*{}\r\n", words.len());
-    for word in words {
-        let _ = write!(out, "${}\r\n{word}\r\n", word.len());
-    }
+    put_command(out, &words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
 }
 
 fn push(client: &mut Client, words: &[&[u8]]) -> io::Result<()> {
@@ -308,7 +303,7 @@ fn push(client: &mut Client, words: &[&[u8]]) -> io::Result<()> {
 
 fn drain(client: &mut Client) -> io::Result<()> {
     while client.waiting() > 0 {
-        if let OwnedFrame::Error(words) = client.reply()? {
+        if let Reply::Error(words) = client.reply()? {
             return Err(io::Error::other(format!("while loading: {words}")));
         }
     }

@@ -557,8 +557,8 @@ fn server_name(subject: &str) -> &str {
     subject.split(' ').next().unwrap_or_default()
 }
 
-fn is_error(reply: &redis_protocol::resp2::types::OwnedFrame) -> bool {
-    matches!(reply, redis_protocol::resp2::types::OwnedFrame::Error(_))
+fn is_error(reply: &client::Reply) -> bool {
+    matches!(reply, client::Reply::Error(_))
 }
 
 fn main() -> io::Result<()> {

@@ -3,7 +3,7 @@
 
 use crate::data::{Data, Liked, Page};
 use crate::layout::Layout;
-use redis_protocol::resp2::decode::decode;
+use client::{Inbox, MAX_INBOX_BYTES};
 use std::io::{self, Read, Write as _};
 use std::net::TcpStream;
 use tidemark_bench::server::Server;
@@ -58,6 +58,7 @@ impl Pool {
     ) -> io::Result<(Pool, Checked)> {
         let mut stream = TcpStream::connect(("127.0.0.1", server.port()))?;
         stream.set_nodelay(true)?;
+        let mut inbox = Inbox::new(MAX_INBOX_BYTES);
         let (mut pool, mut checked) = (Pool::default(), Checked::default());
         let (mut request, mut reply, mut buf) = (Vec::new(), Vec::new(), vec![0; 1 << 16]);
         for page in pages {
@@ -66,16 +67,15 @@ impl Pool {
             layout.page(page, &mut request);
             stream.write_all(&request)?;
             let mut frames = Vec::new();
-            let mut used = 0;
             while frames.len() < layout.replies(page) {
-                match decode(&reply[used..]).map_err(|e| io::Error::other(e.to_string()))? {
-                    Some((frame, length)) => {
-                        frames.push(frame);
-                        used += length;
-                    }
+                match inbox.take()? {
+                    Some(frame) => frames.push(frame),
                     None => match stream.read(&mut buf)? {
                         0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                        got => reply.extend_from_slice(&buf[..got]),
+                        got => {
+                            reply.extend_from_slice(&buf[..got]);
+                            inbox.room()?.extend_from_slice(&buf[..got]);
+                        }
                     },
                 }
             }

@@ -110,7 +110,7 @@ pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io
             .into_iter()
             .chain(ids.iter().map(String::as_bytes))
             .collect();
-        use redis_protocol::resp2::types::OwnedFrame::{Array, Integer};
+        use client::Reply::{Array, Integer};
         let Array(rows) = client.call(&words)? else {
             return Err(io::Error::other("unexpected reply"));
         };

@@ -64,7 +64,7 @@ impl Drop for Disk<'_> {
 /// Sets rows `from..to` until the server refuses a row. Returns the sequence number of the refused
 /// row, and the error.
 fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<String>)> {
-    use redis_protocol::resp2::types::OwnedFrame::Error;
+    use client::Reply::Error;
     let mut client = node.client()?;
     let names = ["like", "repost", "comment", "read"];
     for first in (from..to).step_by(REQUESTS_PER_BATCH) {

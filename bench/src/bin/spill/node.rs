@@ -4,9 +4,9 @@
 
 use crate::reads::{self, Measured, Pattern};
 use crate::rows::{FIELDS, Rows, SPACE, id};
+use client::Reply::{BulkString, Error, Integer, SimpleString};
+use client::{Client, info_field};
 use dataset::engines::WriteError;
-use node::client::Client;
-use redis_protocol::resp2::types::OwnedFrame::{BulkString, Error, Integer, SimpleString};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -213,10 +213,8 @@ impl Node {
     /// Returns a field of INFO.
     pub(crate) fn text(&self, name: &str) -> io::Result<String> {
         let text = self.call(&["INFO"])?;
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value
-            .map(|value| value.trim().to_owned())
-            .ok_or_else(|| io::Error::other(format!("INFO has no field {name}")))
+        let value = info_field(&text, name).map(str::to_owned);
+        value.ok_or_else(|| io::Error::other(format!("INFO has no field {name}")))
     }
 
     pub(crate) fn info(&self, name: &str) -> io::Result<f64> {
@@ -297,8 +295,8 @@ fn parts(client: &mut Option<Client>, port: u16) -> io::Result<String> {
     let text = String::from_utf8_lossy(&text);
     let names = ["used_memory", "cold_cache_bytes", "cold_index_bytes", "log_queue_bytes"];
     let part = |name: &&str| {
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        Some(format!("{name} {:.1}", value.trim().parse::<f64>().ok()? / 1048576.0))
+        let value = info_field(&text, name)?;
+        Some(format!("{name} {:.1}", value.parse::<f64>().ok()? / 1048576.0))
     };
     Ok(names.iter().filter_map(part).collect::<Vec<_>>().join(", "))
 }

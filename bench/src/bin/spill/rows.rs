@@ -7,6 +7,8 @@
 //! whose number modulo [`STRIDE`] is `r`, and deletes rows whose number modulo [`STRIDE`] is
 //! `STRIDE - 1 - r`.
 
+use client::put_command;
+
 /// Name of the counter space, which has `FIELDS` fields.
 pub(crate) const SPACE: &str = "post";
 pub(crate) const FIELDS: usize = 4;
@@ -106,21 +108,7 @@ pub(crate) fn reply(row: Option<[i64; FIELDS]>, out: &mut Vec<u8>) {
 }
 
 pub(crate) fn request(words: &[&str], ids: &[u64], out: &mut Vec<u8>) {
-    let mut text = Vec::new();
-    let mut word = |bytes: &[u8], mark: u8, n: usize| {
-        out.push(mark);
-        number(n as u64, out);
-        out.extend_from_slice(b"\r\n");
-        if mark == b'$' {
-            out.extend_from_slice(bytes);
-            out.extend_from_slice(b"\r\n");
-        }
-    };
-    word(b"", b'*', words.len() + ids.len());
-    words.iter().for_each(|text| word(text.as_bytes(), b'$', text.len()));
-    for &id in ids {
-        text.clear();
-        number(id, &mut text);
-        word(&text, b'$', text.len());
-    }
+    let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
+    let words = words.iter().copied().chain(ids.iter().map(String::as_str));
+    put_command(out, &words.map(str::as_bytes).collect::<Vec<_>>());
 }

@@ -5,8 +5,7 @@ use super::{REPLY_TIMEOUT, World, address, number_of};
 use crate::cluster::growth::SlotMoveArgs;
 use crate::cluster::growth::{SlotSelection, move_slots};
 use crate::cluster::remote::Net;
-use node::client::connect::within;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{Reply, within};
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,7 +35,7 @@ impl Net for ExternalNetwork {
         }
     }
 
-    async fn ask(&self, conn: &mut usize, words: &[&str]) -> Result<OwnedFrame, String> {
+    async fn ask(&self, conn: &mut usize, words: &[&str]) -> Result<Reply, String> {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
         let asked =
             async { self.world.request(None, *conn, words).await.map_err(io::Error::other) };

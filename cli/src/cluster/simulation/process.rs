@@ -2,7 +2,7 @@
 
 use super::world::killed;
 use super::{Machine, Process, REPLY_TIMEOUT, STAGES, Stage, World, number_of, ranges};
-use node::client::connect::within;
+use client::{Reply, within};
 use node::cluster::confirm::{confirm, is_final};
 use node::cluster::handover::{HandoverSource, hand_over};
 use node::cluster::topology::VERSION;
@@ -10,7 +10,6 @@ use node::cluster::{Cluster, Member, Role, Server, Topology};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::runtime::pause::Paused;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
@@ -97,10 +96,10 @@ impl Process {
         }
     }
 
-    pub(super) async fn answer(self: Rc<Process>, words: &[String]) -> Result<OwnedFrame, String> {
+    pub(super) async fn answer(self: Rc<Process>, words: &[String]) -> Result<Reply, String> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let bulk = |text: String| Ok(OwnedFrame::BulkString(text.into_bytes()));
-        let ok = Ok(OwnedFrame::SimpleString(b"OK".to_vec()));
+        let bulk = |text: String| Ok(Reply::BulkString(text.into_bytes()));
+        let ok = Ok(Reply::SimpleString(b"OK".to_vec()));
         let dir = self.machine(|it| it.folder.path().to_owned());
         let topology = self.cluster.topology();
         match &words[..] {
@@ -166,7 +165,7 @@ impl Process {
             ["INFO", _] => bulk(String::new()),
             ["DBSIZE"] => {
                 let rows = self.machine(|it| it.disk.borrow().log.len());
-                Ok(OwnedFrame::Integer(rows as i64))
+                Ok(Reply::Integer(rows as i64))
             }
             other => panic!("the command asks for {other:?}"),
         }
@@ -273,7 +272,7 @@ struct Link {
 }
 
 impl Link {
-    async fn ask(&self, words: &[&str]) -> io::Result<OwnedFrame> {
+    async fn ask(&self, words: &[&str]) -> io::Result<Reply> {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
         let asked = self.world.request(Some(self.from), self.to, words);
         asked.await.map_err(io::Error::other)
@@ -305,7 +304,7 @@ impl HandoverSource for Own {
         let to = number_of(member.port).ok_or(io::ErrorKind::NotFound)?;
         let link = Link { world, from: self.0.number, to };
         match within(REPLY_TIMEOUT, link.ask(&["CLUSTERX", "MYID"])).await? {
-            OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
+            Reply::BulkString(id) if id == member.id.as_bytes() => Ok(link),
             _ => Err(io::Error::other(format!("the node there is not {}", member.id))),
         }
     }

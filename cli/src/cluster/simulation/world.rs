@@ -3,12 +3,11 @@
 
 use super::{FAULT_PERIOD, Machine, NODES, Process, SLOTS_USED, Stage, World, id_of, number_of};
 use crate::cluster::growth::Draft;
-use node::client::connect::within;
+use client::{Reply, within};
 use node::cluster::topology::VERSION;
 use node::cluster::{Cluster, Member, Topology};
 use node::config::Config;
 use node::runtime::pause::Paused;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -135,7 +134,7 @@ impl World {
         from: Option<usize>,
         to: usize,
         words: Vec<String>,
-    ) -> Result<OwnedFrame, String> {
+    ) -> Result<Reply, String> {
         let world = self.clone();
         let sent = spawn_local(async move {
             sleep(world.delay()).await;

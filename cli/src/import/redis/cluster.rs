@@ -1,7 +1,7 @@
 //! Finds masters of a Redis Cluster that are missing among the sources.
 
-use super::source::{BlockingConnection, bytes};
 use crate::cluster_nodes::nodes;
+use client::{Client, Reply};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Default)]
@@ -13,11 +13,10 @@ pub(super) struct ClusterNodes {
 }
 
 impl ClusterNodes {
-    /// Requests the list of cluster nodes from a source. Ignores errors, such as a missing
-    /// permission.
-    pub(super) fn note(&mut self, remote: &mut BlockingConnection) {
-        let nodes = remote.ask(&[b"CLUSTER", b"NODES"]).ok().and_then(bytes).unwrap_or_default();
-        self.read(&String::from_utf8_lossy(&nodes));
+    /// Asks a source for its cluster nodes. Ignores errors, such as a missing permission.
+    pub(super) fn note(&mut self, remote: &mut Client) {
+        let nodes = remote.ask(&[b"CLUSTER", b"NODES"]).ok().and_then(Reply::into_text);
+        self.read(&nodes.unwrap_or_default());
     }
 
     fn read(&mut self, text: &str) {

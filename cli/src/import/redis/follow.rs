@@ -9,9 +9,9 @@
 //! caches.
 
 use super::layout::{Layout, fits};
-use super::source::{BlockingConnection, RedisSource, bytes};
+use super::source::RedisSource;
+use client::{Client, Reply};
 use parking_lot::Mutex;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -162,7 +162,8 @@ pub(crate) fn listen(
                 }
                 Ok(None) => {
                     // The next `message` calls return the reply and any notifications.
-                    if let Err(error) = remote.send(&[b"PING"]) {
+                    remote.push(&[b"PING"]);
+                    if let Err(error) = remote.send() {
                         break error.to_string();
                     }
                 }
@@ -174,12 +175,12 @@ pub(crate) fn listen(
     Ok(changes)
 }
 
-/// Enables client tracking, but never caches a key. Redis therefore sends invalidations only for
-/// FLUSHALL and FLUSHDB, to this connection.
-fn track_flushes(remote: &mut BlockingConnection) {
+/// Enables client tracking without caching any key. Only FLUSHALL and FLUSHDB then send
+/// invalidations, and they go to this connection.
+fn track_flushes(remote: &mut Client) {
     let mut ask = || {
         let id = match remote.ask(&[b"CLIENT", b"ID"])? {
-            OwnedFrame::Integer(id) => id.to_string(),
+            Reply::Integer(id) => id.to_string(),
             _ => return Err(io::Error::other("unexpected reply to CLIENT ID")),
         };
         remote.ask(&[b"CLIENT", b"TRACKING", b"ON", b"REDIRECT", id.as_bytes(), b"OPTIN"])
@@ -192,13 +193,13 @@ fn track_flushes(remote: &mut BlockingConnection) {
 /// Checks that the source sends notifications for all relevant changes. If `is_first`, prints a
 /// warning when the import cannot read the setting.
 pub(crate) fn check_setting(
-    remote: &mut BlockingConnection,
+    remote: &mut Client,
     layouts: &[Layout],
     is_first: bool,
 ) -> io::Result<()> {
     let name = "notify-keyspace-events";
     let set = match remote.ask(&[b"CONFIG", b"GET", name.as_bytes()]) {
-        Ok(OwnedFrame::Array(mut pair)) => pair.pop().and_then(bytes).unwrap_or_default(),
+        Ok(Reply::Array(mut pair)) => pair.pop().and_then(Reply::into_bytes).unwrap_or_default(),
         // The connection failed.
         Err(error) if !is_first && error.kind() != io::ErrorKind::PermissionDenied => {
             return Err(error);
@@ -237,9 +238,10 @@ pub(crate) fn check_setting(
 
 /// Handles a notification (`pmessage`, pattern, channel, event) or an invalidation (`message`,
 /// channel, null if all keys were deleted).
-fn handle_message(message: OwnedFrame, start: &str, layouts: &[Layout], told: &ChangeQueue) {
-    let OwnedFrame::Array(mut parts) = message else { return };
-    let (event, channel) = (parts.pop().and_then(bytes), parts.pop().and_then(bytes));
+fn handle_message(message: Reply, start: &str, layouts: &[Layout], told: &ChangeQueue) {
+    let Reply::Array(mut parts) = message else { return };
+    let (event, channel) =
+        (parts.pop().and_then(Reply::into_bytes), parts.pop().and_then(Reply::into_bytes));
     let (event, channel) = match (event, channel) {
         (Some(event), Some(channel)) => (event, channel),
         (None, Some(channel)) if channel == b"__redis__:invalidate" => {

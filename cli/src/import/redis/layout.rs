@@ -578,22 +578,21 @@ pub(crate) fn printable(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::import::redis::items::{Item, Read};
-    use redis_protocol::resp2::types::OwnedFrame;
+    use client::Reply;
 
-    /// Returns the items of the replies, the reason for a rejection, and the number of unknown
-    /// fields.
-    fn read(of: &Layout, id: u64, field: &str, parts: &[OwnedFrame]) -> (Vec<Item>, String, usize) {
+    /// Returns the items of the replies, the reject reason, and the number of foreign fields.
+    fn read(of: &Layout, id: u64, field: &str, parts: &[Reply]) -> (Vec<Item>, String, usize) {
         let mut read = Read::of(Vec::new(), 0, Vec::new());
         of.read_row(id, field.as_bytes(), parts, &mut read);
         (read.items, read.bad.unwrap_or_default(), read.foreign.len())
     }
 
-    fn bulk(text: impl AsRef<[u8]>) -> OwnedFrame {
-        OwnedFrame::BulkString(text.as_ref().to_vec())
+    fn bulk(text: impl AsRef<[u8]>) -> Reply {
+        Reply::BulkString(text.as_ref().to_vec())
     }
 
-    fn pairs(pairs: &[(&str, &str)]) -> OwnedFrame {
-        OwnedFrame::Array(pairs.iter().flat_map(|(a, b)| [bulk(a), bulk(b)]).collect())
+    fn pairs(pairs: &[(&str, &str)]) -> Reply {
+        Reply::Array(pairs.iter().flat_map(|(a, b)| [bulk(a), bulk(b)]).collect())
     }
 
     fn row(id: u64, values: &[(usize, i64)]) -> (Vec<Item>, String, usize) {
@@ -657,8 +656,8 @@ mod tests {
         // A single-counter key is compared with the hash.
         like.note_others(std::slice::from_ref(&plain));
         assert_eq!(like.row_key(3, b""), Some((b"post:3".to_vec(), &b"like"[..])));
-        assert_eq!(read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(0)]), row(3, &[(0, 5)]));
-        let (items, why, _) = read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(1)]);
+        assert_eq!(read(&like, 3, "", &[bulk("5"), Reply::Integer(0)]), row(3, &[(0, 5)]));
+        let (items, why, _) = read(&like, 3, "", &[bulk("5"), Reply::Integer(1)]);
         assert_eq!(
             (items, why),
             (vec![], "the hash post:3 also has a value for this counter".to_owned())
@@ -741,8 +740,8 @@ mod tests {
         assert_eq!((views.read(b"view:7:3"), views.read(b"view:07:1")), (None, None));
         assert!(views.refusal(b"view:07:1").is_some());
         assert_eq!((views.parts(), views.is_cell()), (3, false));
-        let sum = |parts: [OwnedFrame; 3]| read(&views, 7, "2", &parts);
-        assert_eq!(sum([bulk("1"), OwnedFrame::Null, bulk("5")]), row(7, &[(0, 6)]));
+        let sum = |parts: [Reply; 3]| read(&views, 7, "2", &parts);
+        assert_eq!(sum([bulk("1"), Reply::Null, bulk("5")]), row(7, &[(0, 6)]));
         let (items, why, _) = sum([bulk("1"), bulk("x"), bulk("5")]);
         assert!(items.is_empty() && why.starts_with("shard '1': \"x\""), "{why}");
         let most = i64::MAX.to_string();
@@ -761,7 +760,7 @@ mod tests {
         let set = set.unwrap();
         assert_eq!((set[0].parts(), set[1].parts()), (1, 2));
         assert_eq!(
-            read(&set[1], 7, "a", &[OwnedFrame::Integer(2), OwnedFrame::Integer(3)]),
+            read(&set[1], 7, "a", &[Reply::Integer(2), Reply::Integer(3)]),
             row(7, &[(0, 5)])
         );
     }

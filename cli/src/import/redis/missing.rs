@@ -8,10 +8,9 @@
 use super::items::{Item, Read};
 use super::layout::{Container, Layout};
 use super::reader::{RateLimiter, is_redirect};
-use super::source::{BlockingConnection, RedisSource};
+use super::source::RedisSource;
 use crate::import::rows::{AllRows, Row};
-use node::client::connect::put_command;
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{Client, Reply, put_command};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
@@ -56,7 +55,7 @@ pub(crate) struct Missing {
 
 pub(crate) struct Finder {
     ours: AllRows,
-    theirs: Vec<BlockingConnection>,
+    theirs: Vec<Client>,
     layouts: Arc<Vec<Layout>>,
     /// Counters of each space, in the order of CNT.GET replies.
     order: HashMap<String, Vec<String>>,
@@ -292,17 +291,17 @@ fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
     }
 }
 
-/// Interprets a reply for `count` counters. Treats an unexpected reply, such as an error about the
-/// type of a key, as present, so that nothing is deleted.
-fn parse_presence(reply: OwnedFrame, count: usize) -> Vec<KeyPresence> {
+/// Interprets a reply for `count` counters. An unexpected reply, such as one about a key of another
+/// type, counts as present, so that nothing is deleted.
+fn parse_presence(reply: Reply, count: usize) -> Vec<KeyPresence> {
     let is_not = |is: bool| if is { KeyPresence::Absent } else { KeyPresence::Present };
     match reply {
-        OwnedFrame::Array(values) => {
-            values.iter().map(|value| is_not(matches!(value, OwnedFrame::Null))).collect()
+        Reply::Array(values) => {
+            values.iter().map(|value| is_not(matches!(value, Reply::Null))).collect()
         }
-        OwnedFrame::Integer(n) => vec![is_not(n == 0); count],
+        Reply::Integer(n) => vec![is_not(n == 0); count],
         // Reply to the PING for a bucket that holds any id.
-        OwnedFrame::SimpleString(_) => vec![KeyPresence::Absent; count],
+        Reply::SimpleString(_) => vec![KeyPresence::Absent; count],
         elsewhere if is_redirect(&elsewhere) => vec![KeyPresence::OnOtherNode; count],
         _ => vec![KeyPresence::Present; count],
     }

@@ -29,8 +29,8 @@ use super::lanes::Lanes;
 use super::lines::rate;
 use super::pipe::{CommandKind, Pipe};
 use super::spaces::{Cluster, Spaces};
-use crate::import::redis::source::bytes;
 use crate::import::rows::AllRows;
+use client::{Client, Reply};
 use dataset::key_patterns::Kind;
 use divided::DividedRows;
 use follow::ChangeQueue;
@@ -40,8 +40,7 @@ use layout::Layout;
 use parking_lot::Mutex;
 use reader::ScanStats;
 use reading::{MissingRowDeletes, ReaderMessage, ReaderParams};
-use redis_protocol::resp2::types::OwnedFrame;
-use source::{BlockingConnection, RedisSource, Side};
+use source::{RedisSource, Side};
 use state::{ImportState, MIN_ACK_AGE, ScanPosition, StateFile};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -189,8 +188,7 @@ fn check_source(import: &RedisImport<'_>) -> Result<(), String> {
         source.resolve()?;
         // If a source is unreachable, its reader retries later.
         let Ok(mut remote) = source.open() else { continue };
-        let info = remote.ask(&[b"INFO"]).ok().and_then(bytes).unwrap_or_default();
-        let info = String::from_utf8_lossy(&info).into_owned();
+        let info = remote.ask(&[b"INFO"]).ok().and_then(Reply::into_text).unwrap_or_default();
         if info.contains("tidemark_version:") && import.layouts.iter().any(Layout::is_flags) {
             eprintln!(
                 "{source} is a Tidemark server, whose SCAN does not list sets: flags are not copied"
@@ -212,11 +210,7 @@ fn check_source(import: &RedisImport<'_>) -> Result<(), String> {
 
 /// Returns the layouts of the options, or those of the server's own key patterns, with the
 /// declarations of their counters.
-fn layouts(
-    args: &ImportArgs,
-    spaces: &Spaces,
-    remote: &mut BlockingConnection,
-) -> Result<Vec<Layout>, String> {
+fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Client) -> Result<Vec<Layout>, String> {
     let named =
         |text: &String| Layout::parse_all(text).map_err(|e| format!("--layout \"{text}\": {e}"));
     let layouts = args.layout.iter().map(named).collect::<Result<Vec<_>, _>>()?;
@@ -284,12 +278,12 @@ fn check_conflicts(layouts: &[Layout]) -> Result<(), String> {
     Ok(())
 }
 
-fn setting(remote: &mut BlockingConnection, name: &str) -> Result<Option<String>, String> {
+fn setting(remote: &mut Client, name: &str) -> Result<Option<String>, String> {
     let reply = remote
         .ask(&[b"CONFIG", b"GET", name.as_bytes()])
         .map_err(|e| format!("cannot read the key patterns of the server: {e}. Use --layout"))?;
-    let OwnedFrame::Array(mut pair) = reply else { return Ok(None) };
-    Ok(pair.pop().and_then(bytes).map(|text| String::from_utf8_lossy(&text).into_owned()))
+    let Reply::Array(mut pair) = reply else { return Ok(None) };
+    Ok(pair.pop().and_then(Reply::into_text))
 }
 
 /// The first signal requests a stop; the second signal exits immediately. The process also exits
@@ -750,7 +744,7 @@ impl RedisImport<'_> {
         })
     }
 
-    fn verify(&self, ours: BlockingConnection, spaces: &Spaces) -> Result<(), String> {
+    fn verify(&self, ours: Client, spaces: &Spaces) -> Result<(), String> {
         let started = Instant::now();
         let progress = progress_bar(&self.args.from);
         let all = AllRows::open(&self.args.connect).map(|(all, _)| all);

@@ -4,9 +4,8 @@ use super::follow::{ChangedKey, check_setting};
 use super::items::{Item, Read};
 use super::layout::{Container, Layout};
 use super::shapes::Shapes;
-use super::source::{BlockingConnection, RedisSource, bytes};
-use node::client::connect::put_command;
-use redis_protocol::resp2::types::OwnedFrame;
+use super::source::RedisSource;
+use client::{Client, Reply, info_field, put_command};
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
@@ -75,7 +74,7 @@ impl RateLimiter {
 }
 
 pub(crate) struct KeyReader {
-    remote: BlockingConnection,
+    remote: Client,
     /// The other sources. In a cluster, another source may hold a key that this one lacks.
     others: Vec<OtherSource>,
     layouts: Arc<Vec<Layout>>,
@@ -105,23 +104,19 @@ impl KeyReader {
     /// Returns the number of keys and the run id of the server process. A SCAN cursor is a position
     /// in a hash table, and the order differs in another process.
     pub(crate) fn source_info(&mut self) -> io::Result<(u64, String)> {
-        let keys = match self.remote.ask(&[b"DBSIZE"])? {
-            OwnedFrame::Integer(keys) => keys.unsigned_abs(),
-            _ => 0,
-        };
-        // Without permission for INFO, every start of the import scans from the beginning.
-        let info = self.remote.ask(&[b"INFO", b"server"]).ok().and_then(bytes).unwrap_or_default();
+        let keys = self.remote.ask(&[b"DBSIZE"])?.as_integer().unwrap_or(0).unsigned_abs();
+        // Without permission for INFO, each start scans from the beginning.
+        let info = self.remote.ask(&[b"INFO", b"server"]).ok().and_then(Reply::into_text);
         self.has_expiries = self.look_for_expiries();
-        let info = String::from_utf8_lossy(&info).into_owned();
-        let id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-        Ok((keys, id.unwrap_or_default().trim().to_owned()))
+        let info = info.unwrap_or_default();
+        Ok((keys, info_field(&info, "run_id").unwrap_or_default().to_owned()))
     }
 
     /// Returns whether the source has keys with an expiry. Returns false without permission for
     /// INFO.
     fn look_for_expiries(&mut self) -> bool {
-        let info = self.remote.ask(&[b"INFO", b"keyspace"]).ok().and_then(bytes);
-        let info = String::from_utf8_lossy(&info.unwrap_or_default()).into_owned();
+        let info = self.remote.ask(&[b"INFO", b"keyspace"]).ok().and_then(Reply::into_text);
+        let info = info.unwrap_or_default();
         let expires = |line: &str| {
             line.split(",expires=").nth(1).is_some_and(|number| !number.starts_with("0,"))
         };
@@ -143,14 +138,15 @@ impl KeyReader {
     ) -> io::Result<(u64, ScanStats)> {
         let cursor = cursor.to_string();
         let args: [&[u8]; 4] = [b"SCAN", cursor.as_bytes(), b"COUNT", COUNT];
-        let OwnedFrame::Array(mut reply) = self.remote.ask(&args)? else {
+        let Reply::Array(mut reply) = self.remote.ask(&args)? else {
             return Err(unexpected_reply());
         };
-        let (Some(OwnedFrame::Array(keys)), Some(next)) = (reply.pop(), reply.pop()) else {
+        let (Some(Reply::Array(keys)), Some(next)) = (reply.pop(), reply.pop()) else {
             return Err(unexpected_reply());
         };
-        let next = bytes(next).as_deref().and_then(resp::natural).ok_or_else(unexpected_reply)?;
-        let keys: Vec<Vec<u8>> = keys.into_iter().filter_map(bytes).collect();
+        let next =
+            next.into_bytes().as_deref().and_then(resp::natural).ok_or_else(unexpected_reply)?;
+        let keys: Vec<Vec<u8>> = keys.into_iter().filter_map(Reply::into_bytes).collect();
         let mut seen = ScanStats { keys: keys.len() as u64, ..ScanStats::default() };
         if self.has_expiries {
             self.count_expiries(&keys, &mut seen.expiring)?;
@@ -173,7 +169,7 @@ impl KeyReader {
         keys.iter().for_each(|key| put_command(&mut requests, &[b"PTTL", key]));
         let mut asked = keys.iter();
         self.remote.batch(&requests, keys.len(), |reply| {
-            if let (Some(key), OwnedFrame::Integer(0..)) = (asked.next(), reply) {
+            if let (Some(key), Reply::Integer(0..)) = (asked.next(), reply) {
                 expiring.add(key);
             }
         })
@@ -264,7 +260,7 @@ impl KeyReader {
         &mut self,
         job: &Job,
         layout: &Layout,
-        mut refusal: Vec<OwnedFrame>,
+        mut refusal: Vec<Reply>,
         give: &mut dyn FnMut(Read),
     ) -> io::Result<()> {
         let mut request = Vec::new();
@@ -296,12 +292,12 @@ impl KeyReader {
 /// Another source, connected on first use.
 struct OtherSource {
     source: RedisSource,
-    remote: Option<BlockingConnection>,
+    remote: Option<Client>,
 }
 
 /// Returns whether the reply redirects to another node of the cluster.
-pub(crate) fn is_redirect(reply: &OwnedFrame) -> bool {
-    matches!(reply, OwnedFrame::Error(why) if why.starts_with("MOVED ") || why.starts_with("ASK "))
+pub(crate) fn is_redirect(reply: &Reply) -> bool {
+    matches!(reply, Reply::Error(why) if why.starts_with("MOVED ") || why.starts_with("ASK "))
 }
 
 fn unexpected_reply() -> io::Error {
@@ -361,7 +357,7 @@ impl Job {
         &self,
         layout: &Layout,
         mut next: u64,
-        remote: &mut BlockingConnection,
+        remote: &mut Client,
         give: &mut dyn FnMut(Read),
     ) -> io::Result<()> {
         loop {
@@ -382,7 +378,7 @@ impl Job {
         &self,
         layout: &Layout,
         from: u64,
-        mut parts: Vec<OwnedFrame>,
+        mut parts: Vec<Reply>,
         tell_gone: bool,
         give: &mut dyn FnMut(Read),
     ) -> Option<u64> {
@@ -399,7 +395,7 @@ impl Job {
                 layout.read_row(self.id, &self.field, &parts, &mut read);
             }
             Container::Set | Container::Bits | Container::Buckets(_) => match parts.pop() {
-                Some(OwnedFrame::Error(reason)) => read.reject(reason),
+                Some(Reply::Error(reason)) => read.reject(reason),
                 reply => {
                     if self.unset_first && from == 0 {
                         read.items.push(Item::Unset(self.id));
@@ -410,7 +406,7 @@ impl Job {
         }
         if read.items.is_empty() && read.bad.is_none() && next.is_none() && from == 0 {
             let is_in_hash = layout.row_key(self.id, b"").is_some()
-                && matches!(parts.last(), Some(OwnedFrame::Integer(1)));
+                && matches!(parts.last(), Some(Reply::Integer(1)));
             if tell_gone && !self.beside && !is_in_hash {
                 read.items.extend(layout.gone(self.id, &self.field));
                 read.is_lost = read.items.is_empty() && read.foreign.is_empty();
@@ -427,17 +423,17 @@ impl Job {
         &self,
         layout: &Layout,
         from: u64,
-        reply: Option<OwnedFrame>,
+        reply: Option<Reply>,
         read: &mut Read,
     ) -> Option<u64> {
         match reply? {
-            OwnedFrame::BulkString(value) => {
+            Reply::BulkString(value) => {
                 read.items.extend(members(self.id, from, &value));
                 (value.len() == BITS_BYTES).then(|| from + BITS_BYTES as u64)
             }
-            OwnedFrame::Array(mut parts) => {
-                let Some(OwnedFrame::Array(all)) = parts.pop() else { return None };
-                let all = all.into_iter().filter_map(bytes);
+            Reply::Array(mut parts) => {
+                let Some(Reply::Array(all)) = parts.pop() else { return None };
+                let all = all.into_iter().filter_map(Reply::into_bytes);
                 if layout.container == Container::Set {
                     read.items.extend(all.map(|member| Item::Member(self.id, member)));
                 } else {
@@ -446,7 +442,8 @@ impl Job {
                         layout.read_bucket(self.id, &pair[0], &pair[1], read);
                     }
                 }
-                let cursor = parts.pop().and_then(bytes).as_deref().and_then(resp::natural);
+                let cursor =
+                    parts.pop().and_then(Reply::into_bytes).as_deref().and_then(resp::natural);
                 cursor.filter(|cursor| *cursor > 0)
             }
             _ => None,
@@ -454,10 +451,10 @@ impl Job {
     }
 }
 
-fn is_present(reply: &OwnedFrame) -> bool {
+fn is_present(reply: &Reply) -> bool {
     match reply {
-        OwnedFrame::Null | OwnedFrame::Integer(0) => false,
-        OwnedFrame::Array(all) => !all.is_empty(),
+        Reply::Null | Reply::Integer(0) => false,
+        Reply::Array(all) => !all.is_empty(),
         reply => !is_redirect(reply),
     }
 }

@@ -8,7 +8,7 @@ use super::reader::{KeyReader, RateLimiter, ScanStats};
 use super::source::RedisSource;
 use super::state::ScanPosition;
 use crate::import::rows::{AllRows, Cursor, Row};
-use node::client::connect::ConnectArgs;
+use client::ConnectArgs;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io;

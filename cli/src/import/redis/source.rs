@@ -1,12 +1,9 @@
 //! A Redis server as the source or target of a copy: its URL and its connections.
 
-use node::client::connect::{ConnectArgs, Link, is_permission_error, put_command, refused, timely};
-use redis_protocol::resp2::types::OwnedFrame;
+use client::{Client, ConnectArgs};
 use std::fmt;
 use std::io;
 use std::net::ToSocketAddrs as _;
-use std::time::Duration;
-use tokio::runtime::Runtime;
 
 #[derive(Clone, Debug)]
 pub(crate) struct RedisSource {
@@ -67,21 +64,10 @@ impl RedisSource {
             _ => return Err(wrong("the scheme must be redis or rediss")),
         };
         let (login, place) = rest.rsplit_once('@').map_or((None, rest), |(l, p)| (Some(l), p));
-        let (address, db) = place.split_once('/').unwrap_or((place, ""));
-        let db = match db {
-            "" => 0,
-            db => db.parse().map_err(|_| wrong("the database must be a number"))?,
-        };
-        let (host, port) = match address.rsplit_once(':') {
-            Some((host, port)) if !address.ends_with(']') => {
-                (host, port.parse().map_err(|_| wrong("the port must be a number"))?)
-            }
-            _ => (address, 6379),
-        };
-        if host.is_empty() {
+        let (connect, db) = ConnectArgs::of_redis(place).map_err(wrong)?;
+        if connect.host.is_empty() {
             return Err(wrong("the host is missing"));
         }
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let (user, pass) = match login {
             None => (None, None),
             Some(login) => {
@@ -96,11 +82,7 @@ impl RedisSource {
         };
         let pass = pass.or_else(|| std::env::var(side.variable()).ok().filter(|p| !p.is_empty()));
         let cacert = cacert.filter(|_| tls).map(str::to_owned);
-        Ok(RedisSource {
-            connect: ConnectArgs { host, port, user, pass, tls, cacert, ..ConnectArgs::default() },
-            db,
-            side,
-        })
+        Ok(RedisSource { connect: ConnectArgs { user, pass, tls, cacert, ..connect }, db, side })
     }
 
     /// Fails if the host name cannot be resolved, because a retry would not help.
@@ -112,15 +94,13 @@ impl RedisSource {
         }
     }
 
-    pub(crate) fn open(&self) -> io::Result<BlockingConnection> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let link = runtime.block_on(async {
+    pub(crate) fn open(&self) -> io::Result<Client> {
+        let (option, variable) = (self.side.option(), self.side.variable());
+        let advice = format!("Use {option} redis://user:password@..., or set {variable}.");
+        let mut remote = Client::new(async {
             let tls = self.connect.tls()?;
-            let (option, variable) = (self.side.option(), self.side.variable());
-            let advice = format!("Use {option} redis://user:password@..., or set {variable}.");
-            self.connect.open_as(tls.as_ref(), self.connect.pass.clone(), &advice).await
+            self.connect.open_as(tls.as_ref(), &advice).await
         })?;
-        let mut remote = BlockingConnection { runtime, link };
         if self.db > 0 {
             let db = self.db.to_string();
             // `InvalidInput` prevents retries, because another attempt would fail in the same way.
@@ -148,75 +128,6 @@ fn unescaped(text: &str) -> Option<String> {
         });
     }
     String::from_utf8(out).ok()
-}
-
-/// A connection with blocking calls.
-pub(crate) struct BlockingConnection {
-    runtime: Runtime,
-    link: Link,
-}
-
-impl BlockingConnection {
-    pub(crate) fn open(connect: &ConnectArgs) -> io::Result<BlockingConnection> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let tls = connect.tls()?;
-        let link = runtime.block_on(connect.open(tls.as_ref()))?;
-        Ok(BlockingConnection { runtime, link })
-    }
-
-    pub(crate) fn run<T>(&mut self, work: impl AsyncFnOnce(&mut Link) -> T) -> T {
-        self.runtime.block_on(work(&mut self.link))
-    }
-
-    /// Sends `count` requests and passes each reply to `take`. A missing permission ends the batch,
-    /// because later requests would fail in the same way.
-    pub(crate) fn batch(
-        &mut self,
-        requests: &[u8],
-        count: usize,
-        mut take: impl FnMut(OwnedFrame),
-    ) -> io::Result<()> {
-        let link = &mut self.link;
-        self.runtime.block_on(async {
-            timely(link.send(requests)).await?;
-            for _ in 0..count {
-                match timely(link.next()).await? {
-                    OwnedFrame::Error(reason) if is_permission_error(&reason) => {
-                        return Err(refused(reason));
-                    }
-                    reply => take(reply),
-                }
-            }
-            Ok(())
-        })
-    }
-
-    /// Sends a request and returns its reply. An error reply becomes `Err`.
-    pub(crate) fn ask(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
-        self.runtime.block_on(timely(self.link.ask(args)))
-    }
-
-    /// Returns the next message, or `None` if none arrives within `patience`.
-    pub(crate) fn message(&mut self, patience: Duration) -> io::Result<Option<OwnedFrame>> {
-        let link = &mut self.link;
-        let next = async { tokio::time::timeout(patience, link.next()).await };
-        // A timeout does not lose a partial message, because the link buffers the received part.
-        self.runtime.block_on(next).ok().transpose()
-    }
-
-    /// Sends a request without waiting for the reply. [`BlockingConnection::message`] returns it.
-    pub(crate) fn send(&mut self, args: &[&[u8]]) -> io::Result<()> {
-        let mut request = Vec::new();
-        put_command(&mut request, args);
-        self.runtime.block_on(timely(self.link.send(&request)))
-    }
-}
-
-pub(crate) fn bytes(frame: OwnedFrame) -> Option<Vec<u8>> {
-    match frame {
-        OwnedFrame::BulkString(bytes) | OwnedFrame::SimpleString(bytes) => Some(bytes),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use super::items::{Item, Read};
 use super::layout::{Container, Layout, Packing, decimal, in_field, shown};
 use super::packed::{self, Checked};
+use client::Reply;
 use dataset::key_patterns::KeyMatch;
-use redis_protocol::resp2::types::OwnedFrame;
 
 /// A row that is being read. Values of several shards are summed.
 struct Row<'r> {
@@ -87,10 +87,10 @@ impl Layout {
     }
 
     /// Reads the keys of one row, one reply per shard. `field` is the counter in the key's name.
-    pub(crate) fn read_row(&self, id: u64, field: &[u8], parts: &[OwnedFrame], read: &mut Read) {
+    pub(crate) fn read_row(&self, id: u64, field: &[u8], parts: &[Reply], read: &mut Read) {
         let (parts, row) = parts.split_at(parts.len() - usize::from(self.row.is_some()));
-        if let [OwnedFrame::Integer(1)] = row
-            && parts.iter().any(|part| matches!(part, OwnedFrame::BulkString(_)))
+        if let [Reply::Integer(1)] = row
+            && parts.iter().any(|part| matches!(part, Reply::BulkString(_)))
         {
             let key = self.row_key(id, field).unwrap_or_default().0;
             return read
@@ -128,25 +128,25 @@ impl Layout {
         });
     }
 
-    fn read_part(&self, field: &[u8], part: &OwnedFrame, row: &mut Row<'_>) -> Result<(), String> {
+    fn read_part(&self, field: &[u8], part: &Reply, row: &mut Row<'_>) -> Result<(), String> {
         match part {
-            OwnedFrame::Error(reason) => return Err(reason.clone()),
-            OwnedFrame::Integer(count) if *count > 0 => row.add(0, Ok(*count)),
-            OwnedFrame::BulkString(value) if self.names_field() => {
+            Reply::Error(reason) => return Err(reason.clone()),
+            Reply::Integer(count) if *count > 0 => row.add(0, Ok(*count)),
+            Reply::BulkString(value) if self.names_field() => {
                 let at = self.position(field).ok_or_else(|| self.has_none(field))?;
                 self.leaves(at)
                     .and_then(|()| decimal(value))
                     .map(|value| row.add(at, Ok(value)))?;
             }
-            OwnedFrame::BulkString(value) if self.packing == Packing::Decimal => {
+            Reply::BulkString(value) if self.packing == Packing::Decimal => {
                 row.add(0, Ok(decimal(value)?));
             }
-            OwnedFrame::BulkString(value) => {
+            Reply::BulkString(value) => {
                 self.values(value)?.into_iter().for_each(|(at, value)| row.add(at, value));
             }
-            OwnedFrame::Array(all) => {
+            Reply::Array(all) => {
                 for pair in all.chunks_exact(2) {
-                    let [OwnedFrame::BulkString(name), OwnedFrame::BulkString(value)] = pair else {
+                    let [Reply::BulkString(name), Reply::BulkString(value)] = pair else {
                         continue;
                     };
                     match self.position(name) {
@@ -187,7 +187,7 @@ impl Layout {
             }
             Ok((id, name)) => {
                 let mut one = Read::of(Vec::new(), 0, Vec::new());
-                let part = OwnedFrame::BulkString(value.to_vec());
+                let part = Reply::BulkString(value.to_vec());
                 self.read_row(id, name, &[part], &mut one);
                 read.items.append(&mut one.items);
                 if let Some(why) = one.bad {

@@ -9,11 +9,10 @@ use super::items::{Item, Read};
 use super::layout::{Layout, printable, shown};
 use super::missing::{AmbiguousIds, Finder, Missing};
 use super::reader::KeyReader;
-use super::source::{BlockingConnection, RedisSource};
+use super::source::RedisSource;
 use crate::import::rows::{AllRows, Cursor};
+use client::{Client, Reply, put_command};
 use indicatif::ProgressBar;
-use node::client::connect::put_command;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Write};
@@ -42,7 +41,7 @@ pub(crate) struct Report {
 }
 
 pub(crate) struct Verify<'a> {
-    pub(crate) ours: BlockingConnection,
+    pub(crate) ours: Client,
     pub(crate) layouts: Arc<Vec<Layout>>,
     /// Counters of each space, in the order of CNT.GET replies.
     pub(crate) order: &'a HashMap<String, Vec<String>>,
@@ -262,12 +261,12 @@ impl Verify<'_> {
         }
     }
 
-    fn difference(&mut self, one: &One, reply: OwnedFrame, count: bool) -> Option<String> {
+    fn difference(&mut self, one: &One, reply: Reply, count: bool) -> Option<String> {
         let reply = match reply {
-            OwnedFrame::Array(mut list) if list.len() == 1 => list.remove(0),
+            Reply::Array(mut list) if list.len() == 1 => list.remove(0),
             other => other,
         };
-        if let OwnedFrame::Error(reason) = reply {
+        if let Reply::Error(reason) = reply {
             return Some(reason);
         }
         let layout = &self.layouts[one.layout];
@@ -276,8 +275,8 @@ impl Verify<'_> {
             Item::Member(_, member) => {
                 self.report.flags += u64::from(count);
                 match reply {
-                    OwnedFrame::Integer(1) => None,
-                    OwnedFrame::Integer(_) => Some(format!("member {} is not set", shown(member))),
+                    Reply::Integer(1) => None,
+                    Reply::Integer(_) => Some(format!("member {} is not set", shown(member))),
                     _ => {
                         self.report.unknown += u64::from(count);
                         None
@@ -288,8 +287,10 @@ impl Verify<'_> {
                 let values = self.divided.values(layout, &one.item);
                 self.report.rows += u64::from(count);
                 let here: Vec<i64> = match reply {
-                    OwnedFrame::Array(list) => list.into_iter().map(number).collect(),
-                    // A missing row is equivalent to a row with only zeros.
+                    Reply::Array(list) => {
+                        list.into_iter().map(|value| value.as_integer().unwrap_or(0)).collect()
+                    }
+                    // A missing row equals a row with only zeros.
                     _ => Vec::new(),
                 };
                 let order = self.order.get(&layout.space).map(Vec::as_slice).unwrap_or_default();
@@ -303,12 +304,5 @@ impl Verify<'_> {
                 })
             }
         }
-    }
-}
-
-fn number(frame: OwnedFrame) -> i64 {
-    match frame {
-        OwnedFrame::Integer(value) => value,
-        _ => 0,
     }
 }

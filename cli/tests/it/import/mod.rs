@@ -3,8 +3,8 @@
 mod from;
 mod layouts;
 
+use client::Reply;
 use harness::program::{Program, call};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -122,21 +122,20 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
         assert!(said.contains(words), "{args:?}: {said}");
     }
     let mut client = program.client();
-    let integers =
-        |all: &[i64]| OwnedFrame::Array(all.iter().map(|&n| OwnedFrame::Integer(n)).collect());
+    let integers = |all: &[i64]| Reply::Array(all.iter().map(|&n| Reply::Integer(n)).collect());
     for (command, expected) in [
-        ("CNT.GET post 2", OwnedFrame::Array(vec![integers(&[20, 0, 0, 200])])),
+        ("CNT.GET post 2", Reply::Array(vec![integers(&[20, 0, 0, 200])])),
         ("PH.EXISTS liked 7 1 2", integers(&[1, 0])),
         ("PH.EXISTS liked by-name 2", integers(&[1])),
         ("PH.EXISTS liked blank 5", integers(&[0])),
         ("PH.EXISTS liked 1 8", integers(&[1])),
-        ("HGET post:7 like", OwnedFrame::BulkString("70".into())),
+        ("HGET post:7 like", Reply::BulkString("70".into())),
         (
             "CNT.GET post 51 53",
-            OwnedFrame::Array(vec![integers(&[5, 0, 0, 0]), integers(&[7, 0, 0, 0])]),
+            Reply::Array(vec![integers(&[5, 0, 0, 0]), integers(&[7, 0, 0, 0])]),
         ),
-        ("HGET post:3 like", OwnedFrame::BulkString("30".into())),
-        ("HGET post:1 repost", OwnedFrame::BulkString("1".into())),
+        ("HGET post:3 like", Reply::BulkString("30".into())),
+        ("HGET post:1 repost", Reply::BulkString("1".into())),
     ] {
         assert_eq!(call(&mut client, command), expected, "{command}");
     }
@@ -219,7 +218,7 @@ fn kill_of_the_server_is_said_with_the_last_loaded_line() {
     let program = Program::start(folder.path(), "always");
     let mut client = program.client();
     for id in 1..through {
-        let expected = OwnedFrame::BulkString((id % 1000).to_string().into());
+        let expected = Reply::BulkString((id % 1000).to_string().into());
         assert_eq!(call(&mut client, &format!("HGET post:{id} like")), expected, "row {id}");
     }
 }

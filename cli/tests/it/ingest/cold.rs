@@ -2,9 +2,9 @@
 
 use super::brokers::{Broker, Brokers, Redis};
 use super::{field, offsets, serve_as, text};
+use client::Reply;
 use harness::program::call;
 use harness::within;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -93,10 +93,10 @@ fn rows_and_flags_on_the_disk_are_read_before_a_step() {
     }
     let mut client = server.client();
     for (id, (flags, reads)) in rows.into_iter().enumerate().step_by(37) {
-        let OwnedFrame::Array(found) = call(&mut client, &format!("CNT.GET post {id}")) else {
+        let Reply::Array(found) = call(&mut client, &format!("CNT.GET post {id}")) else {
             panic!("no row")
         };
-        let OwnedFrame::Array(values) = &found[0] else { panic!("{id}: {found:?}") };
+        let Reply::Array(values) = &found[0] else { panic!("{id}: {found:?}") };
         let likes = flags.iter().filter(|flag| **flag).count();
         let values: Vec<String> = values.iter().map(text).collect();
         assert_eq!(values, [likes.to_string(), reads.to_string()], "{id}");

@@ -3,9 +3,9 @@
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
 use super::{FIRST, field, listed, offsets, serve, text};
+use client::Reply;
 use harness::program::{Program, call, refusal};
 use harness::within;
-use redis_protocol::resp2::types::OwnedFrame;
 use std::path::Path;
 use std::time::Duration;
 
@@ -136,7 +136,7 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
         assert!(refusal(&reply).contains(expected), "{words}: {reply:?}");
     }
     until("INFO says that all is read", || {
-        let OwnedFrame::BulkString(info) = server.ask("INFO ingest") else { return false };
+        let Reply::BulkString(info) = server.ask("INFO ingest") else { return false };
         String::from_utf8(info).unwrap().contains("\r\ningest_events:state=running,lag=0,")
     });
 }

@@ -17,8 +17,8 @@ mod links;
 mod strange;
 
 use brokers::{Broker, Brokers, Counted, Kafka, Nats, Redis};
+use client::Reply;
 use harness::program::{Program, call, refusal};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -198,29 +198,29 @@ fn serve_as(dir: &Path, port: u16, text: &str) -> Program {
         .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
 }
 
-fn map(frame: OwnedFrame) -> BTreeMap<String, OwnedFrame> {
-    let OwnedFrame::Array(parts) = frame else { panic!("no map: {frame:?}") };
+fn map(frame: Reply) -> BTreeMap<String, Reply> {
+    let Reply::Array(parts) = frame else { panic!("no map: {frame:?}") };
     let mut parts = parts.into_iter();
     let mut all = BTreeMap::new();
-    while let (Some(OwnedFrame::BulkString(name)), Some(value)) = (parts.next(), parts.next()) {
+    while let (Some(Reply::BulkString(name)), Some(value)) = (parts.next(), parts.next()) {
         all.insert(String::from_utf8(name).unwrap(), value);
     }
     all
 }
 
-fn text(frame: &OwnedFrame) -> String {
+fn text(frame: &Reply) -> String {
     match frame {
-        OwnedFrame::BulkString(text) => String::from_utf8(text.clone()).unwrap(),
-        OwnedFrame::Integer(number) => number.to_string(),
-        OwnedFrame::Null => "-".to_owned(),
+        Reply::BulkString(text) => String::from_utf8(text.clone()).unwrap(),
+        Reply::Integer(number) => number.to_string(),
+        Reply::Null => "-".to_owned(),
         other => panic!("{other:?}"),
     }
 }
 
 /// Returns the entry of the only source in TM.INGEST LIST. Returns `None` without a reply.
-fn listed(program: &Program) -> Option<BTreeMap<String, OwnedFrame>> {
+fn listed(program: &Program) -> Option<BTreeMap<String, Reply>> {
     match program.ask("TM.INGEST LIST") {
-        OwnedFrame::Array(mut sources) if sources.len() == 1 => Some(map(sources.remove(0))),
+        Reply::Array(mut sources) if sources.len() == 1 => Some(map(sources.remove(0))),
         _ => None,
     }
 }
@@ -231,18 +231,17 @@ fn field(program: &Program, name: &str) -> String {
 
 fn offsets(program: &Program) -> Vec<String> {
     let Some(mut all) = listed(program) else { return Vec::new() };
-    let Some(OwnedFrame::Array(partitions)) = all.remove("partitions") else { return Vec::new() };
+    let Some(Reply::Array(partitions)) = all.remove("partitions") else { return Vec::new() };
     partitions.into_iter().map(|partition| text(&map(partition)["offset"])).collect()
 }
 
 fn rows(program: &Program) -> Vec<[i64; 4]> {
     let mut client = program.client();
     let values = |row: u64| {
-        let OwnedFrame::Array(rows) = call(&mut client, &format!("CNT.GET post {}", id(row)))
-        else {
+        let Reply::Array(rows) = call(&mut client, &format!("CNT.GET post {}", id(row))) else {
             panic!("no row")
         };
-        let OwnedFrame::Array(values) = &rows[0] else { return [0; 4] };
+        let Reply::Array(values) = &rows[0] else { return [0; 4] };
         let values: Vec<i64> = values.iter().map(|value| text(value).parse().unwrap()).collect();
         values.try_into().unwrap()
     };

@@ -5,10 +5,10 @@
 mod stops;
 mod takes_over;
 
+use client::Reply;
 use harness::program::{
     FIRST, Program, SmallDisk, call, cannot, count, names, refusal, text, until,
 };
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
@@ -71,12 +71,12 @@ fn assert_ok(program: &Program, words: &str) {
     assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
 }
 
-fn like_of(program: &Program, post: u64) -> OwnedFrame {
+fn like_of(program: &Program, post: u64) -> Reply {
     program.ask(&format!("HGET post:{post} like"))
 }
 
-fn bulk(n: u64) -> OwnedFrame {
-    OwnedFrame::BulkString(text(n))
+fn bulk(n: u64) -> Reply {
+    Reply::BulkString(text(n))
 }
 
 fn follow(replica: &Program, master: &Program) {
@@ -117,7 +117,7 @@ fn branch_is_kept_if_master_removed_the_diverging_segment() {
     follow(&old, &new);
     until("the node has the writes of the other node", || like_of(&old, FIRST) == bulk(2));
     wait_for_sync(&old, &new);
-    assert_eq!(like_of(&old, FIRST + 4096), OwnedFrame::Null);
+    assert_eq!(like_of(&old, FIRST + 4096), Reply::Null);
     let kept: Vec<_> = std::fs::read_dir(folders[0].path())
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -234,7 +234,7 @@ fn emptied_replica_refuses_master_that_lost_the_deletions() {
     wait_for_sync(&replica, &master);
     assert_ok(&master, &format!("DEL post:{FIRST}"));
     wait_for_sync(&replica, &master);
-    assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
+    assert_eq!(like_of(&replica, FIRST), Reply::Null);
     let full_syncs = replica.info("repl_full_syncs");
     master.kill();
 
@@ -245,7 +245,7 @@ fn emptied_replica_refuses_master_that_lost_the_deletions() {
     assert_eq!(replica.info("slave_priority"), "0");
     assert_eq!(
         (like_of(&replica, FIRST), replica.info("repl_full_syncs")),
-        (OwnedFrame::Null, full_syncs)
+        (Reply::Null, full_syncs)
     );
     // An operator can force this; the replica saves the data that it discards.
     assert_ok(&replica, &format!("REPLICAOF 127.0.0.1 {} FORCE", master.port));
@@ -277,11 +277,7 @@ fn full_sync_without_room_is_retried_with_backoff() {
         until("another attempt", || attempts() >= u64::from(number));
         let after = Duration::from_secs((1 << (number - 1)) - 1);
         assert!(began.elapsed() >= after, "{number}: {:?}", began.elapsed());
-        assert_eq!(
-            call(&mut reader, &format!("HGET post:{FIRST} like")),
-            OwnedFrame::Null,
-            "as before"
-        );
+        assert_eq!(call(&mut reader, &format!("HGET post:{FIRST} like")), Reply::Null, "as before");
     }
     assert!(replica.info("master_link_error").contains("disk full"));
     let left = staged(disk.path());
@@ -372,7 +368,7 @@ fn what_a_master_says_is_one_line_of_info() {
         until("the link error names the reason", || {
             replica.info("master_link_error").contains(said)
         });
-        let OwnedFrame::BulkString(info) = replica.ask("INFO replication") else {
+        let Reply::BulkString(info) = replica.ask("INFO replication") else {
             panic!("INFO is text")
         };
         let info = String::from_utf8(info).unwrap();
@@ -427,7 +423,5 @@ fn synced_pair_with_config_of(
 fn is_master(program: &Program, likes: u64) {
     until("the node is a master", || program.info("role") == "master");
     let more = format!("HINCRBY post:{FIRST} like 1");
-    until("the node accepts writes", || {
-        program.ask(&more) == OwnedFrame::Integer(likes as i64 + 1)
-    });
+    until("the node accepts writes", || program.ask(&more) == Reply::Integer(likes as i64 + 1));
 }

@@ -5,8 +5,8 @@ use super::{
     SPACES, assert_ok, bulk, follow, is_master, like_of, start, synced_pair_with_config,
     wait_for_sync,
 };
+use client::Reply;
 use harness::program::{FIRST, Program, SmallDisk, call, cannot, refusal, until};
-use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -44,8 +44,8 @@ fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
 }
 
 /// Sends a request in the background. Returns the reply, or `None` if the connection closes without
-/// a reply.
-fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedFrame>> {
+/// one.
+fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<Reply>> {
     let (mut client, words) = (program.client(), words.to_owned());
     std::thread::spawn(move || {
         client.call(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>()).ok()
@@ -54,7 +54,7 @@ fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedF
 
 /// Begins to stop the server. Returns the pending reply to SHUTDOWN, or `None` if the server is
 /// stopped by a signal.
-fn begin_stop(program: &Program, how: &str) -> Option<std::thread::JoinHandle<Option<OwnedFrame>>> {
+fn begin_stop(program: &Program, how: &str) -> Option<std::thread::JoinHandle<Option<Reply>>> {
     if how == "SIGTERM" {
         program.sigterm();
         return None;
@@ -71,9 +71,9 @@ struct StoppingMaster {
     /// Blocks the data from the master to the replica.
     gate: Arc<AtomicBool>,
     /// Reply to SHUTDOWN, or `None` for a signal.
-    asked: Option<std::thread::JoinHandle<Option<OwnedFrame>>>,
+    asked: Option<std::thread::JoinHandle<Option<Reply>>>,
     /// Reply to a write that was sent after the shutdown began.
-    paused: std::thread::JoinHandle<Option<OwnedFrame>>,
+    paused: std::thread::JoinHandle<Option<Reply>>,
 }
 
 impl StoppingMaster {
@@ -91,7 +91,7 @@ impl StoppingMaster {
         let paused = told(&master, &format!("CNT.SET post {FIRST} read 8"));
         let is_sent = |line: &str| line.contains(" qbuf=") && !line.contains(" qbuf=0 ");
         until("the write has reached the master", || match master.ask("CLIENT LIST") {
-            OwnedFrame::BulkString(list) => String::from_utf8(list).unwrap().lines().any(is_sent),
+            Reply::BulkString(list) => String::from_utf8(list).unwrap().lines().any(is_sent),
             other => panic!("{other:?}"),
         });
         StoppingMaster { folders, master, replica, gate, asked, paused }
@@ -125,7 +125,7 @@ fn stopping_master_sends_last_writes_to_replicas() {
         let StoppingMaster { mut master, replica, gate, asked, paused, folders: _folders } =
             StoppingMaster::by(how);
         assert_eq!(like_of(&master, FIRST), bulk(3), "reads continue while the master waits");
-        assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
+        assert_eq!(like_of(&replica, FIRST), Reply::Null);
         let waiting = if asked.is_some() { "2" } else { "1" };
         until("the paused writer waits, and SHUTDOWN's client", || {
             master.info("blocked_clients") == waiting
@@ -152,7 +152,7 @@ fn a_stop_that_waits_can_be_taken_back() {
     until("as in Redis, both wait, beside the writer", || master.info("blocked_clients") == "3");
     // CLIENT UNBLOCK behaves as in Redis 7.2. Earlier versions of Redis crashed.
     let unblocked = (1..20).map(|id| master.ask(&format!("CLIENT UNBLOCK {id}")));
-    assert!(unblocked.into_iter().all(|reply| reply == OwnedFrame::Integer(0)));
+    assert!(unblocked.into_iter().all(|reply| reply == Reply::Integer(0)));
     for words in ["SHUTDOWN ABORT NOW", "SHUTDOWN NOSAVE ABORT", "SHUTDOWN SAVE NOSAVE"] {
         assert_eq!(refusal(&master.ask(words)), "ERR syntax error", "{words}");
     }
@@ -376,7 +376,7 @@ fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     let asked = told(&master, "SHUTDOWN FORCE");
     until("the master waits for the replica", || is_stopping(&master));
     std::thread::sleep(Duration::from_millis(300));
-    assert!(is_stopping(&master) && like_of(&replica, FIRST) == OwnedFrame::Null);
+    assert!(is_stopping(&master) && like_of(&replica, FIRST) == Reply::Null);
     gate.store(false, SeqCst);
     // The exit status shows whether acknowledged writes were not synced.
     ended(&mut master);

@@ -96,7 +96,7 @@ fn dryrun(call: &mut Call<'_>) -> Outcome {
     let not_found =
         || refuse!("ERR Command '{}' not found", node::command::error::Printable(args.at(0)));
     let Some((number, spec)) = find(args.at(0)) else { return Err(not_found()) };
-    if !spec.subcommands.is_empty() && !spec.knows(args.at(1)) {
+    if !spec.subcommands.is_empty() && !spec.has(flag::NAMED) && !spec.knows(args.at(1)) {
         return Err(not_found());
     }
     let (spec, sub) = select(spec, args)?;

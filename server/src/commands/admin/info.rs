@@ -380,6 +380,11 @@ fn spaces(Sample { node, .. }: &Sample, out: &mut String) {
             out.push_str("\r\n");
         }
     }
+    for audit in node.audits.complete() {
+        let _ = write!(out, "audit_{}:", audit.request.action);
+        metrics::pairs(metrics::AUDITS, &audit, out);
+        out.push_str("\r\n");
+    }
 }
 
 /// Formats the measured false-positive rate with its confidence interval. If `measured_at_least` is

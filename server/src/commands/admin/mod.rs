@@ -1,6 +1,7 @@
 //! Administration: users, settings, statistics, diagnostics, command table, shutdown.
 
 pub(crate) mod acl;
+pub(crate) mod audit;
 pub(crate) mod backup;
 pub(crate) mod command;
 mod command_docs;

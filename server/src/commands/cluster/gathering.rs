@@ -4,7 +4,6 @@
 use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, PeerLink};
 use crate::commands::feed::among::binary_bytes;
 use crate::session::unseen::{Unseen, UnseenOptions};
-use node::client::connect::{put_bulk, put_head};
 use node::cluster::Topology;
 use node::command::spec::Spec;
 use node::config::ReadFrom;
@@ -88,10 +87,14 @@ impl Plan {
         out: &mut Vec<u8>,
     ) {
         let length = self.head + count * self.step + self.options.len();
-        put_head(out, b'*', length + usize::from(self.shape.is_some()));
-        self.words(args, is_meant).for_each(|word| put_bulk(out, word));
+        let mut request = Reply::new(out, Protocol::Resp2);
+        request.array(length + usize::from(self.shape.is_some()));
+        self.words(args, is_meant).for_each(|word| request.bulk(word));
         if let Some(shape) = self.shape {
-            put_shape(shape, out);
+            request.bulk_with(SHAPE.len() + 8, |out| {
+                out.extend_from_slice(SHAPE);
+                out.extend_from_slice(&shape.to_le_bytes());
+            });
         }
     }
 }
@@ -99,13 +102,6 @@ impl Plan {
 /// Prefix of the layout hash, which is the last argument of a part. Eight little-endian bytes
 /// follow. No id or option has this form.
 pub(super) const SHAPE: &[u8] = b"shape=";
-
-fn put_shape(shape: u64, out: &mut Vec<u8>) {
-    let mut word = [0; SHAPE.len() + 8];
-    word[..SHAPE.len()].copy_from_slice(SHAPE);
-    word[SHAPE.len()..].copy_from_slice(&shape.to_le_bytes());
-    put_bulk(out, &word);
-}
 
 /// Columns of a packed page.
 pub(super) struct Columns {
@@ -289,7 +285,8 @@ impl Page {
         if let Some(options) = self.unseen {
             return self.write_unseen(options, &elements, out);
         }
-        put_head(out, b'*', elements.len() + usize::from(beyond.is_some()));
+        let length = elements.len() + usize::from(beyond.is_some());
+        Reply::new(out, Protocol::Resp2).array(length);
         for element in elements.into_iter().chain(beyond) {
             match self.protocol {
                 Protocol::Resp2 => out.extend_from_slice(element),
@@ -348,37 +345,38 @@ fn write_packed(columns: &Columns, rows: &[&[u8]], beyond: Option<&[u8]>, out: &
     let views = columns.views.iter().map(|(counters, flags)| counters * 8 + flags);
     let width = views.sum::<usize>() + columns.among_top.map_or(0, binary_bytes);
     let first_error = rows.iter().copied().find(|row| row.starts_with(b"-")).or(beyond);
+    let mut reply = Reply::new(out, Protocol::Resp2);
     if first_error.is_some() {
-        put_head(out, b'*', 2);
+        reply.array(2);
     }
-    put_head(out, b'$', rows.len() * width);
-    for row in rows {
-        let end = out.len() + width;
-        // If the row is an error, it has no cells, and `resize` below fills the columns.
-        let mut cells = elements(row).into_iter().flatten();
-        for (counters, flags) in &columns.views {
-            for cell in cells.by_ref().take(*counters) {
-                out.extend_from_slice(&integer_of(cell).to_le_bytes());
+    reply.bulk_with(rows.len() * width, |out| {
+        for row in rows {
+            let end = out.len() + width;
+            // If the row is an error, it has no cells, and `resize` below fills the columns.
+            let mut cells = elements(row).into_iter().flatten();
+            for (counters, flags) in &columns.views {
+                for cell in cells.by_ref().take(*counters) {
+                    out.extend_from_slice(&integer_of(cell).to_le_bytes());
+                }
+                out.extend(cells.by_ref().take(*flags).map(|cell| match cell {
+                    b":0\r\n" => 0,
+                    b":1\r\n" => 1,
+                    _ => MISSING,
+                }));
             }
-            out.extend(cells.by_ref().take(*flags).map(|cell| match cell {
-                b":0\r\n" => 0,
-                b":1\r\n" => 1,
-                _ => MISSING,
-            }));
-        }
-        if let (Some(_), Some(count), Some(members)) =
-            (columns.among_top, cells.next(), cells.next())
-        {
-            out.extend_from_slice(&integer_of(count).to_le_bytes());
-            for member in elements(members).into_iter().flatten() {
-                out.extend_from_slice(&number_of(member).to_le_bytes());
+            if let (Some(_), Some(count), Some(members)) =
+                (columns.among_top, cells.next(), cells.next())
+            {
+                out.extend_from_slice(&integer_of(count).to_le_bytes());
+                for member in elements(members).into_iter().flatten() {
+                    out.extend_from_slice(&number_of(member).to_le_bytes());
+                }
+                out.resize(end, 0);
             }
-            out.resize(end, 0);
+            out.resize(end, MISSING);
         }
-        out.resize(end, MISSING);
-    }
-    out.extend_from_slice(b"\r\n");
-    out.extend_from_slice(first_error.unwrap_or_default());
+    });
+    reply.bytes().extend_from_slice(first_error.unwrap_or_default());
 }
 
 impl Gathering {

@@ -4,7 +4,7 @@
 
 use crate::commands::call::{Call, answer};
 use crate::commands::cluster::roles::obey;
-use node::client::connect::Link;
+use client::Link;
 use node::cluster::handover::{HandoverSource, hand_over};
 use node::cluster::topology::VERSION;
 use node::cluster::{Cluster, Member, Topology};

@@ -7,15 +7,13 @@
 //! unreachable, requests to it fail immediately, and the worker tries to reconnect every
 //! [`RETRY_EVERY`].
 
-use node::client::connect;
+use client::Socket;
 use node::cluster::topology::MAX_NODES;
 use node::cluster::{Member, Topology};
 use node::config::ReadFrom;
 use node::roles::node::Process;
 use node::roles::peer;
-use node::runtime::tls::Socket;
 use parking_lot::Mutex;
-use redis_protocol::resp2::types::OwnedFrame;
 use resp::ReplyEnd;
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -262,9 +260,7 @@ impl PeerLink {
         let mut link = peer::open(process, &self.address.host, self.address.port).await?;
         let mode: &[u8] = if self.address.as_replica { b"READONLY" } else { b"READWRITE" };
         for words in [&[&b"TM.COORDINATOR"[..]], &[mode]] {
-            if let OwnedFrame::Error(reason) = link.call(words).await? {
-                return Err(io::Error::other(reason));
-            }
+            link.ask(words).await?;
         }
         Ok(link.socket)
     }
@@ -366,7 +362,7 @@ impl Wire {
                 let mut buf = ReadBuf::new(chunk);
                 match Pin::new(&mut self.socket).poll_read(cx, &mut buf) {
                     Poll::Ready(Ok(())) if buf.filled().is_empty() => {
-                        return Err(connect::closed());
+                        return Err(client::closed());
                     }
                     Poll::Ready(Ok(())) => self.receive(buf.filled(), link, most)?,
                     Poll::Ready(Err(error)) => return Err(error),
@@ -403,7 +399,7 @@ impl Wire {
             let length = found.map_err(|_| io::Error::other("invalid RESP in the reply"))?;
             let Some(length) = length else {
                 if bytes.len() - start > MAX_REPLY_BYTES {
-                    return Err(connect::too_long(MAX_REPLY_BYTES));
+                    return Err(client::too_long(MAX_REPLY_BYTES));
                 }
                 return Ok(start);
             };

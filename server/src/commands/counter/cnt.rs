@@ -54,15 +54,16 @@ pub(crate) const COMMANDS: &[Command] = &[
          an error (overflow, out of memory) for this triple only. If a triple names no counter, \
          the command fails as a whole. TOKEN makes each triple idempotent: a repeated command \
          returns the first results of the triples that counted, and counts the others. With TOKEN \
-         each counter may appear only once.").keys(KeyArgs::Ids(IdTarget::Rows, 2, 3)).linear("ids"),
+         each counter may appear only once.")
+        .keys(KeyArgs::Ids(IdTarget::Rows, 2, 3)).linear("ids"),
     COUNTER.row("cnt.set", -5, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED,
         "space id field value [field value ...]", Once(set),
         "Sets counters of one row, all or none. Other fields keep their values.")
         .keys(KeyArgs::Ids(IdTarget::Rows, 2, usize::MAX)).linear("fields"),
     COUNTER.row("cnt.del", -3, flag::WRITE | flag::FAST | flag::NAMED,
         "space id [id ...]", Long(del),
-        "Deletes rows. Returns the number of deleted rows.").keys(KeyArgs::Ids(IdTarget::Rows, 2, 1))
-        .linear("ids"),
+        "Deletes rows. Returns the number of deleted rows.")
+        .keys(KeyArgs::Ids(IdTarget::Rows, 2, 1)).linear("ids"),
 ];
 
 /// Number of rows read together, so that their cache misses overlap. The number also limits the

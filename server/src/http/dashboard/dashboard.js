@@ -96,7 +96,7 @@ function showCharts(points) {
 const chosen = new Map();
 
 function showSpaces(spaces) {
-  const cards = [...spaces.counters.map(counterCard), ...spaces.existences.map(existenceCard)];
+  const cards = [...spaces.counters.map(counterCard), ...spaces.existences.map((space) => existenceCard(space, spaces.actions))];
   const focused = document.activeElement?.id;
   if (spaces.loading) cards.push(h("p", { class: "note" }, "The server is loading its data."));
   $("space-list").replaceChildren(...cards);
@@ -118,7 +118,7 @@ function counterCard(space) {
   return h("article", { class: "card", "data-space": space.name }, h("h3", {}, `${space.name} `, h("small", {}, "counters")), ...ring(space.name, tables), list);
 }
 
-function existenceCard(space) {
+function existenceCard(space, actions) {
   const rates = space.false_positives;
   const list = h("dl", { class: "facts" });
   const forecast = space.spills
@@ -138,8 +138,17 @@ function existenceCard(space) {
       rates.canaries === 0 ? "not measured yet" : `${percent(rates.measured)} (${percent(rates.at_least)} to ${percent(rates.at_most)})`, { class: isKept ? "" : "bad" })],
     ["Canary lookups", count(rates.canaries)],
     space.outliers ? ["Outliers, outside the tables", `${count(space.outliers.pairs)} pairs`] : null,
+    ...actions.filter((action) => action.flag === space.name && action.audit).map(auditLine),
   ]);
   return h("article", { class: "card", "data-space": space.name }, h("h3", {}, `${space.name} `, h("small", {}, "flags")), ...ring(space.name, space.tables), list);
+}
+
+/** The last complete audit of an action: wrong counters that are not repaired are bad. */
+function auditLine({ name, audit }) {
+  const ago = duration(Math.max(0, Date.now() / 1000 - audit.ended_s));
+  const text = `${count(audit.differing)} of ${count(audit.ids)} counters differ, ${count(audit.repaired)} repaired, ${ago} ago`;
+  const isGood = audit.differing === audit.repaired && audit.unreadable === 0;
+  return [`Audit of ${name}`, raw(`audit_${name}.differing`, audit.differing, text, { class: isGood ? "" : "bad" })];
 }
 
 /** The strip of a space's tables, and a line that describes the selected one. */
