@@ -44,7 +44,7 @@ fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
 }
 
 /// Sends a request in the background. Returns the reply, or `None` if the connection closes without
-/// one.
+/// a reply.
 fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<Reply>> {
     let (mut client, words) = (program.client(), words.to_owned());
     std::thread::spawn(move || {
