@@ -14,7 +14,7 @@ pub(crate) struct Post {
     pub(crate) id: u64,
     /// Values of the view's counters.
     pub(crate) counters: Vec<i64>,
-    /// The view's flags; `None` if the id is below the horizon.
+    /// The view's flags, or `None` if the id is below the horizon.
     pub(crate) flags: Vec<Option<bool>>,
 }
 

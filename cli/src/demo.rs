@@ -274,7 +274,7 @@ struct Costs {
     young_entries: (u64, u64),
     full: Full,
     redis: PerEntry,
-    /// Version of the measured Redis; `None` if no Redis was measured.
+    /// Version of the measured Redis, or `None` if no Redis was measured.
     redis_version: Option<String>,
 }
 
@@ -369,7 +369,7 @@ impl Costs {
     }
 }
 
-/// A redis-server process, killed on drop.
+/// A redis-server process. The destructor kills it.
 struct Redis(
     Child,
     #[expect(dead_code, reason = "its folder lives as long as it does")] tempfile::TempDir,

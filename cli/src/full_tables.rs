@@ -8,7 +8,7 @@ use std::fmt::Display;
 const SEED: u64 = 20_260_102;
 /// Number of pairs per table in this measurement. Larger tables use the same memory per pair.
 const PAIRS_PER_TABLE: u64 = 1 << 20;
-/// Number of flag tables to fill. The first few tables are smaller than the others.
+/// Number of flag tables to fill. The first few tables are smaller than later tables.
 const TABLES: usize = 6;
 /// Average number of flags per post.
 const FLAGS_PER_POST: usize = 10;

@@ -7,7 +7,8 @@ use dataset::options::units::Unit;
 use node::config::Durability;
 use std::fmt::Write;
 
-/// Bytes per outlier: one word of the aux dictionary at its typical load factor.
+/// Bytes per outlier (an id far above all others): one word of the aux dictionary at its typical
+/// load factor.
 const OUTLIER_BYTES: f64 = 10.5;
 /// Average load factor of a table of flags. Tables close early to leave room for late flags.
 const FILL: f64 = 0.91;
@@ -133,7 +134,7 @@ pub struct Flags {
     pub tables: u64,
     /// Memory of the tables, in bytes.
     pub bytes: f64,
-    /// Number of pairs in the ledger over the whole retention; `None` without a ledger.
+    /// Number of pairs in the ledger over the whole retention, or `None` without a ledger.
     pub ledger_pairs: Option<f64>,
 }
 

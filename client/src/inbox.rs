@@ -40,7 +40,7 @@ impl Inbox {
         self.end = ReplyEnd::default();
     }
 
-    /// Decodes the next reply; `None` if it is incomplete.
+    /// Decodes the next reply. Returns `None` if the reply is incomplete.
     pub fn take(&mut self) -> io::Result<Option<Reply>> {
         let bytes = &self.bytes[self.start..];
         let Some(length) = self.end.find(bytes).map_err(|_| invalid(bytes))? else {

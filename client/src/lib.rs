@@ -1,8 +1,8 @@
 //! RESP from the client's side: subcommands, requests to other nodes, event sources and tests.
 //!
-//! [`Inbox`] decodes received bytes into [`Reply`]s. [`Link`] is an asynchronous connection,
-//! [`Client`] a blocking one with pipelining. [`ConnectArgs`] holds an address, a login and TLS
-//! options. [`Socket`] and [`tls`] also serve the accepting side.
+//! [`Inbox`] decodes received bytes into [`Reply`]s. [`Link`] is an asynchronous connection, and
+//! [`Client`] is a blocking connection with pipelining. [`ConnectArgs`] holds an address, a login
+//! and TLS options. [`Socket`] and [`tls`] also serve the accepting side.
 //!
 //! Callers choose what a reply means: the crate follows no redirection, retries nothing, and keeps
 //! no pool of connections.

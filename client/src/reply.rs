@@ -89,7 +89,8 @@ impl Reply {
         }
     }
 
-    /// Returns a bulk or simple string; `None` for another reply. Replaces invalid UTF-8.
+    /// Returns the text of a bulk or simple string, or `None` for any other reply. Replaces invalid
+    /// UTF-8.
     pub fn into_text(self) -> Option<String> {
         self.into_bytes().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }

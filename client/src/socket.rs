@@ -38,7 +38,7 @@ impl Socket {
         Ok(Socket::Tls(Box::new(connector.connect(name, stream).await?.into())))
     }
 
-    /// Returns the TCP connection, or `None` for an in-process one.
+    /// Returns the TCP connection, or `None` for an in-process connection.
     pub fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Socket::Plain(stream) => Some(stream),

@@ -177,14 +177,15 @@ fn best_by_sum(fields: &[Distribution], rows: f64) -> Vec<Option<(f64, Vec<u8>)>
 }
 
 impl Space {
-    /// Recommends widths from a sample of about a million rows; `None` if there are no rows.
+    /// Recommends widths from a sample of about a million rows. Returns `None` if there are no
+    /// rows.
     pub fn advise(&self) -> Option<Advice> {
         let Ok(advice) = self.advise_with(0, |_, _| Ok::<_, std::convert::Infallible>(()));
         advice
     }
 
     /// Like [`Space::advise`], but includes rows outside memory. `elsewhere` is the number of those
-    /// rows. `sample(n, f)` must call `f` for about n of them.
+    /// rows. `sample(n, f)` must call `f` for about n of those rows.
     pub fn advise_with<E>(
         &self,
         elsewhere: u64,
@@ -206,8 +207,8 @@ impl Space {
                 });
             }
         }
-        // Read all outliers instead of a sample. In a new space all rows are outliers; other spaces
-        // have few outliers.
+        // Read all outliers (ids far above all others) instead of a sample. In a new space all rows
+        // are outliers; other spaces have few outliers.
         let mut waiting = Vec::new();
         self.outliers.for_each(|id, row| {
             waiting.push(id);

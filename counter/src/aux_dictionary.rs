@@ -11,9 +11,9 @@
 //!
 //! Each array is a hash table with linear probing. Readers take no lock; the version of the row's
 //! bucket protects them. Entries of a row change only while the row's bucket is locked, so a reader
-//! that sees a partial change retries. Changes of *other* rows never disturb a reader: entries do
-//! not move within an array, and growth copies them to a new array while readers finish in the old
-//! one.
+//! that sees a partial change retries. Changes to *other* rows never disturb a reader: entries do
+//! not move within an array, and growth copies the entries to a new array while readers finish in
+//! the old array.
 //!
 //! Writers lock a shard before they lock any bucket. Growth happens in [`Shard::reserve`], so no
 //! reader waits for it. Shards are small and grow in microseconds.

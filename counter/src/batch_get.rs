@@ -58,14 +58,13 @@ impl<'a> Probe<'a> {
         self.seen = self.main().match_tags(self.index, self.tag as u8);
     }
 
-    /// Returns whether the row may be at a later probe, given that this bucket does not contain the
-    /// row.
+    /// Returns true if a row that is missing from this bucket may be at a later probe.
     #[inline(always)]
     fn has_overflow_mark(&self) -> bool {
         self.seen.head().has_overflow_mark(self.tag)
     }
 
-    /// Tries the fast path. Returns whether `out` holds the row; if not, the content of `out` is
+    /// Tries the fast path. Returns true if `out` holds the row. Otherwise the content of `out` is
     /// undefined.
     #[inline(always)]
     fn take(&self, living: u64, out: &mut [i64]) -> bool {
@@ -101,8 +100,8 @@ impl<'a> Probe<'a> {
     }
 
     /// Advances to the next bucket; returns false after the last probe. Also prefetches the bucket
-    /// after the next one, because one row in eighty needs a third probe, and a third stall would
-    /// delay the whole batch.
+    /// after the next bucket, because one row in eighty needs a third probe, and a third stall
+    /// would delay the whole batch.
     #[inline(always)]
     fn advance(&mut self) -> bool {
         let main = self.main();
@@ -203,7 +202,8 @@ impl Read<'_> {
     fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> (u32, u32) {
         let ids = &ids[..ids.len().min(IDS_PER_BATCH)];
         let living = self.shape.living;
-        // Read outliers first: rows move from there to the drained table, and then to the table.
+        // Read the outliers (ids far above all others) first: rows move from the outlier map to the
+        // drained table, and then to the table.
         let outliers_from = self.space.outliers.lowest();
         let mut ways = [None; IDS_PER_BATCH];
         let mut looking = 0u32;
@@ -274,7 +274,7 @@ impl Read<'_> {
         })
     }
 
-    /// Starts the search for `id`; `None` if the fast path does not apply.
+    /// Starts the search for `id`. Returns `None` if the fast path does not apply.
     #[inline(always)]
     fn way(&self, id: u64) -> Option<Probe<'_>> {
         let entry = self.tables.find(id)?;

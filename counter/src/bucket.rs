@@ -87,8 +87,8 @@ pub(crate) struct TagMatch {
 }
 
 impl TagMatch {
-    /// Returns whether no slot has the first byte. If so, the row is absent, even if a write was in
-    /// progress.
+    /// Returns true if the first byte matches no slot. In this case the row is absent, even if a
+    /// write was in progress.
     #[inline(always)]
     pub(crate) fn is_empty(self) -> bool {
         self.matches.is_empty()
@@ -293,7 +293,7 @@ impl<'a> Bucket<'a> {
         HEADER_BITS + 8 * slot as u32
     }
 
-    /// Returns remainder and probe number of a slot; `None` if it is empty.
+    /// Returns the remainder and the probe number in a slot, or `None` if the slot is empty.
     pub(crate) fn tag(self, slot: usize) -> Option<(u64, u64)> {
         let byte = self.bits(Bucket::byte_at(slot), 8);
         let tag = byte | (self.tag_rest(slot) << 8);
@@ -301,13 +301,13 @@ impl<'a> Bucket<'a> {
         state.checked_sub(1).map(|probe| (tag & ((1 << self.layout.remainder_bits) - 1), probe))
     }
 
-    /// Returns the code of a field: its value or the escape.
+    /// Returns the stored bits of a field: its value or the escape code.
     #[inline(always)]
     pub(crate) fn field(self, slot: usize, inline: Inline) -> u64 {
         self.bits(self.rest_at(slot).wrapping_add(inline.offset), inline.width)
     }
 
-    /// Stores the code of a field. Requires [`Bucket::write`].
+    /// Stores the bits of a field: its value or the escape code. Requires [`Bucket::write`].
     pub(crate) fn set_field(self, slot: usize, inline: Inline, value: u64) {
         self.set_bits(self.rest_at(slot) + inline.offset, inline.width, value);
     }
@@ -350,7 +350,7 @@ impl Matches {
         self.0 == 0
     }
 
-    /// Returns the first candidate; the result is meaningless if there is none.
+    /// Returns the first candidate; the result is meaningless if there is no candidate.
     #[inline(always)]
     fn first(self, line: usize) -> usize {
         // The lanes exclude header bytes, so the subtraction does not wrap.

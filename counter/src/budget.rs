@@ -1,6 +1,6 @@
 //! Memory accounting of a space. Every table, aux array, wide value and tombstone holds a
-//! [`Reservation`] while it exists. An outlier's reservation passes from one version of its row to
-//! the next.
+//! [`Reservation`] while it exists. The reservation of an outlier (an id far above all others)
+//! passes from one version of its row to the next.
 //!
 //! **Loans.** Replacing a large table by a smaller one needs memory for both at the same time,
 //! which a full space lacks. A rewrite that frees at least as much as it allocates may therefore
@@ -20,7 +20,7 @@ pub(crate) struct Budget {
     refused: AtomicU64,
 }
 
-/// Reserved bytes of a budget, released on drop.
+/// Bytes reserved from a budget. The destructor releases them.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<Budget>,
@@ -28,7 +28,7 @@ pub(crate) struct Reservation {
 }
 
 /// Source of memory for a table or an outlier: the space's budget and, while the table replaces
-/// another one, a loan.
+/// another table, a loan.
 #[derive(Clone, Debug)]
 pub(crate) struct Quota {
     budget: Arc<Budget>,

@@ -203,7 +203,7 @@ impl Space {
 }
 
 impl Loader<'_> {
-    /// Locks the part of the range that begins at `low`; `None` if there is none.
+    /// Locks the part of the range that begins at `low`. Returns `None` if there is no such part.
     pub fn part(&self, low: u64) -> Option<MutexGuard<'_, LoadPart>> {
         let at = self.parts.binary_search_by_key(&low, |part| part.0).ok()?;
         Some(self.parts[at].1.lock())

@@ -1,4 +1,4 @@
-//! Requested changes of a row, and the bounds of an addition.
+//! Requested changes to a row, and the bounds of an addition.
 
 use crate::Error;
 

@@ -39,7 +39,7 @@ pub struct Spill {
     pub last: u64,
     /// Values per row.
     pub width: usize,
-    /// Lowest id that [`Space::next_ids`] has not returned yet; `None` at the end.
+    /// Lowest id that [`Space::next_ids`] has not returned yet, or `None` at the end.
     next: Option<u64>,
     /// Last epoch whose tombstones this spill applies.
     epoch: u64,
@@ -59,7 +59,7 @@ impl Space {
         self.cold_end.fetch_max(end, SeqCst);
         if let Some((first, last)) = newest {
             // The newest cold ids may have no table in memory, yet a write to them must not count
-            // as an outlier.
+            // as a write to an outlier (an id far above all others).
             self.frontier.adopt(last, (last - first) / 4);
         }
     }
@@ -69,7 +69,7 @@ impl Space {
         self.below.get().is_some()
     }
 
-    /// Ids below this may have cold rows; 0 if there are none.
+    /// Ids below this bound may have cold rows; 0 if the space has no cold rows.
     #[inline]
     pub fn cold_end(&self) -> u64 {
         self.cold_end.load(SeqCst)

@@ -16,7 +16,7 @@ pub trait ColdBackend: Send + Sync {
     fn fetch(&self, id: u64) -> Result<(), Unreadable>;
 
     /// Whether a file begins or ends inside `low..=last`. A table across that range would have to
-    /// be merged with several files, so the space does not create one.
+    /// be merged with several files, so the space does not create such a table.
     fn divides(&self, low: u64, last: u64) -> bool {
         let _ = (low, last);
         false

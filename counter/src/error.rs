@@ -26,8 +26,8 @@ pub enum Error {
         /// The limit, [`crate::Options::memory_limit_bytes`].
         limit_bytes: u64,
     },
-    /// The outliers have used up their share of the space's memory. Ids near the existing ones are
-    /// still accepted.
+    /// The outliers (ids far above all others) have used up their share of the space's memory. The
+    /// space still accepts ids near the ids in its tables.
     #[error(
         "too many outliers: their rows use their full share of the space's {limit_bytes} bytes"
     )]

@@ -1,9 +1,10 @@
 //! Iterates over all rows during concurrent writes, for snapshots, spills and advice.
 //!
 //! The walk proceeds by ids rather than by a list of tables, because tables may be replaced. The
-//! walk visits each range in the order in which rows move (outliers, drained table, table), and
-//! repeats a range whose table was replaced during the walk. A row that exists throughout the walk
-//! is visited once or twice, each time with consistent values.
+//! walk visits each range in the order in which rows move (map of outliers, which are ids far above
+//! all others; drained table; table), and repeats a range whose table was replaced during the walk.
+//! A row that exists throughout the walk is visited once or twice, each time with consistent
+//! values.
 
 use crate::space::{Shape, Space};
 use crate::table::Table;

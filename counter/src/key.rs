@@ -116,7 +116,7 @@ impl Keys {
         reduce(mix(remainder ^ self.seed, M3, M4), self.buckets)
     }
 
-    /// Returns the home of an id; `None` if the id is outside the range.
+    /// Returns the home of an id, or `None` if the id is outside the range.
     #[inline(always)]
     pub(crate) fn home(&self, id: u64) -> Option<Home> {
         if id < self.base || id > self.last {
@@ -167,7 +167,7 @@ pub(crate) fn prime_from(n: u64) -> u64 {
     (n..).find(|&n| is_prime(n)).unwrap_or(n)
 }
 
-/// Returns the largest prime that is at most `n`; 2 if there is none.
+/// Returns the largest prime that is at most `n`; 2 if there is no such prime.
 pub(crate) fn prime_to(n: u64) -> u64 {
     (2..=n).rev().find(|&n| is_prime(n)).unwrap_or(2)
 }

@@ -62,10 +62,10 @@ pub(crate) struct Layout {
     pub(crate) rest_at: u32,
     /// Length of a tail, in bits.
     pub(crate) rest_bits: u32,
-    /// Number of tag bits that are stored in the tail, and a mask of that many ones.
+    /// Number of tag bits that are stored in the tail, and a mask with this number of one bits.
     pub(crate) tag_rest_bits: u32,
     pub(crate) tag_rest_mask: u64,
-    /// Fields by position; `None` for a dropped field, or a field that is newer than this table.
+    /// Fields by position. A dropped field, or a field newer than this table, is `None`.
     pub(crate) fields: Vec<Option<Inline>>,
     /// Bitmap of the positions that are `Some` in `fields`.
     pub(crate) inline_fields: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Layout {
     pub(crate) byte_lines: usize,
     /// Bitmap of the tag bytes in each of these lines, one bit per byte.
     pub(crate) lanes: [u64; WIDE_WORDS / 8],
-    /// Extraction plan for all fields; `None` if a tail exceeds 64 bits.
+    /// Extraction plan for all fields, or `None` if a tail exceeds 64 bits.
     pub(crate) packed: Option<Packed>,
 }
 
@@ -118,7 +118,8 @@ impl Packed {
         self.is_whole(rest)
     }
 
-    /// Returns whether no field of the tail is escaped. Bits above the tail do not matter.
+    /// Returns true if all fields of the tail are stored without an escape code. Bits above the
+    /// tail do not matter.
     #[inline(always)]
     pub(crate) fn is_whole(&self, rest: u64) -> bool {
         // Add one to every field at once. Only a field of all ones carries into the bit above it,
@@ -199,8 +200,8 @@ impl Layout {
         self.rest_bits + 8
     }
 
-    /// Encodes a row (values by position, missing ones 0) as tail bits. Returns `None` if a value
-    /// does not fit or a tail exceeds 64 bits.
+    /// Encodes a row (values by position; missing values are 0) as tail bits. Returns `None` if a
+    /// value does not fit or a tail exceeds 64 bits.
     #[inline]
     pub(crate) fn pack(&self, row: &[i64]) -> Option<u64> {
         if self.rest_bits > 64 {

@@ -18,8 +18,8 @@
 //!   writer has changed the bucket concurrently.
 //! - 5, *exact counters*: every i64 is stored exactly, in the slot or in the aux dictionary.
 //!   Overflow is an error.
-//! - 7, *outliers are harmless*: ids may arrive in any order. Background steps rewrite crowded
-//!   tables.
+//! - 7, *outliers are harmless*: ids may arrive in any order, including ids far above all others
+//!   (outliers). Background steps rewrite crowded tables.
 //! - 8, *named limits*: [`Options::memory_limit_bytes`] covers all memory of a space.
 //!
 //! The crate uses no files, clocks, threads or sockets. The host calls [`Space::maintain`] from its

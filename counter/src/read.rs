@@ -1,8 +1,8 @@
 //! Point reads, without locks or waits.
 //!
 //! A row may move during a lookup. The reader therefore searches in the order in which rows move:
-//! outliers, drained table, table. After a miss it checks whether the table still covers the id; if
-//! not, it loads a new snapshot of the ring and searches again.
+//! map of outliers (ids far above all others), drained table, table. After a miss it checks whether
+//! the table still covers the id; if not, it loads a new snapshot of the ring and searches again.
 
 use crate::Schema;
 use crate::space::{Shape, Space};
@@ -52,7 +52,7 @@ impl Space {
     /// Reads many rows. Appends `schema().width()` values per id to `rows`, and to `found` whether
     /// the row exists.
     ///
-    /// All buckets are prefetched before the first one is read. A caller whose schema may change
+    /// All buckets are prefetched before the first bucket is read. A caller whose schema may change
     /// concurrently uses [`Space::read`] and the schema of that view.
     ///
     /// # Errors

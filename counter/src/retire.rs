@@ -1,4 +1,4 @@
-//! Retirement: ids below the *horizon* have no rows and accept none.
+//! Retirement: ids below the *horizon* have no rows, and the space refuses new rows for these ids.
 //!
 //! The horizon takes effect immediately, because readers and writers compare ids with it. The
 //! horizon never decreases. Background steps free the memory: tables entirely below the horizon
@@ -89,7 +89,7 @@ impl Space {
     /// Removes the oldest table from the ring.
     fn recycle(&self) -> bool {
         // Opening a table above the newest must not race with this removal, because the newest
-        // table may be the only one left.
+        // table may be the only remaining table.
         let _rolling = self.rolling.lock();
         let oldest = self.ring.recycle();
         let slot = oldest.map(rolling::Entry::into_slot);
@@ -155,7 +155,8 @@ mod tests {
         assert!(!space.wants_maintenance());
     }
 
-    /// After a restart, the ids of a space with few rows are still outliers.
+    /// After a restart, all ids of a space with few rows are still outliers (stored outside the
+    /// tables).
     #[test]
     fn a_space_that_has_hardly_begun_takes_no_retired_ids() {
         let space = space(0);

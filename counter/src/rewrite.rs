@@ -1,5 +1,5 @@
-//! Background work, in small steps during reads and writes: moves outliers into tables, and
-//! rewrites tables that are
+//! Background work, in small steps during reads and writes: moves outliers (ids far above all
+//! others) into tables, and rewrites tables that are
 //! - *crowded*: more rows arrived than the table was sized for (a backfill, random ids). A crowded
 //!   table grows by a fifth, or is split if it would become too large, so memory per row stays near
 //!   that of a full table;
@@ -12,14 +12,14 @@
 //! Small neighbours that a split, deletions or a spill left with few rows are joined
 //! ([`Space::join_small`]).
 //!
-//! A rewrite opens the new tables and then moves row by row (see `rolling/src/ring.rs`). A space
-//! runs one rewrite at a time, so memory exceeds its steady state by one table. In a full space, a
-//! loan covers this excess (see budget.rs).
+//! A rewrite creates the new tables and then moves the rows one at a time (see
+//! `rolling/src/ring.rs`). A space runs one rewrite at a time, so memory exceeds its steady state
+//! by one table. In a full space, a loan covers this excess (see budget.rs).
 //!
 //! **C1** Every closed table, and every part of a rewrite, can store every id of its range. A
 //! replacement of an open table can store every id that the old table could. Only a table that is
-//! or was open (the newest, or the last one of a range of ids, see `rolling`) may be unable to
-//! store an id of its range; such an id opens another table.
+//! or was open (the newest table, or the last table of an id range, see `rolling`) may be unable to
+//! store an id of its range. For such an id the space creates another table.
 
 use crate::Error;
 use crate::rewrite_state::{Rewrite, RewriteReason};
@@ -557,8 +557,8 @@ impl Space {
     }
 
     /// Whether a table is open and receives ids in order. When such a table is full, the space
-    /// closes it and opens the next one. A table that contains the last id of its range cannot be
-    /// closed.
+    /// closes it and creates the next table. A table that contains the last id of its range cannot
+    /// be closed.
     pub(crate) fn rolls(&self, entry: &Entry<Table>) -> bool {
         let last = entry.slot().last();
         entry.table().is_ascending() && self.is_open(entry) && {
@@ -566,8 +566,8 @@ impl Space {
         }
     }
 
-    /// Whether new ids arrive in a table: it is the newest, or another range of ids begins above
-    /// it.
+    /// Whether new ids arrive in a table: it is the newest table, or another range of ids begins
+    /// above it.
     pub(crate) fn is_open(&self, entry: &Entry<Table>) -> bool {
         self.frontier.is_open(entry.slot().last())
     }

@@ -76,8 +76,8 @@ pub fn bytes_per_row(field_bits: u32, ids_per_row: f64) -> f64 {
     plans.into_iter().find(wide_enough).map_or(f64::INFINITY, |(_, (bytes, rows))| bytes / rows)
 }
 
-/// Mean gap between the ids of a table, from an ascending sample. Ignores the lowest and the
-/// highest tenth, which may be outliers.
+/// Returns the mean gap between the ids of a table, computed from an ascending sample. Ignores the
+/// lowest and the highest tenth, which may contain extreme ids.
 pub(crate) fn gap(sample: &[u64], rows: u64) -> u64 {
     let n = sample.len();
     if n < 20 {

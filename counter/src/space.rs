@@ -1,4 +1,5 @@
-//! A counter space: a ring of tables, the outliers, the schema and a memory budget.
+//! A counter space: a ring of tables, the outliers (ids far above all tables), the schema and a
+//! memory budget.
 //!
 //! ```text
 //!   id --> outliers (ids far above all others)             exact, normally empty
@@ -53,9 +54,9 @@ pub struct Options {
     pub memory_limit_bytes: u64,
     /// Maximum distance of a new id above the highest existing id. Default: unlimited.
     pub max_ahead: Option<u64>,
-    /// Number of outliers at which they are moved into tables even if their ids are far apart. A
-    /// group of nearby outliers is moved into a table at a sixteenth of this number of rows or
-    /// writes, or at 4,096 if that is less. 0 counts as 1. Default 65,536.
+    /// Number of outliers at which the space moves outliers into tables even if their ids are far
+    /// apart. A group of nearby outliers is moved into a table at a sixteenth of this number of
+    /// rows or writes, or at 4,096 if that is less. 0 counts as 1. Default 65,536.
     pub max_outliers: usize,
     /// Key of the table hashes, so that clients cannot choose colliding ids. Kept in memory only.
     /// Default 0.
@@ -80,7 +81,7 @@ impl Options {
 pub(crate) struct OutlierRow {
     /// Values by position; may be shorter or longer than the current schema.
     pub(crate) values: Box<[i64]>,
-    /// Number of writes, for opening the first range of the frontier.
+    /// Number of writes, which determines when the first range of the frontier is created.
     pub(crate) writes: u32,
     /// Reservation of the row, moved to the next version on a write. Only the current version is
     /// accounted. An older version is kept as long as a reader uses it.
@@ -157,7 +158,7 @@ pub struct Space {
     seed: u64,
     /// Number of tables created so far. The number determines the seed of the next table.
     tables_made: AtomicU64,
-    /// Held while a table is opened.
+    /// Held while a table is created.
     pub(crate) rolling: Mutex<()>,
     /// Rewrite in progress. Held during background work.
     pub(crate) rewriting: Mutex<Option<Rewrite>>,
@@ -237,14 +238,14 @@ impl Space {
         self.shape.load().schema.clone()
     }
 
-    /// Returns the position of the field with this name, or `None` if there is none or it was
-    /// dropped.
+    /// Returns the position of the field with this name, or `None` if the schema has no such field
+    /// or the field was dropped.
     #[inline]
     pub fn index_of(&self, name: &[u8]) -> Option<usize> {
         self.shape.load().schema.index_of(name)
     }
 
-    /// Changes the schema immediately and returns the new one. Existing tables keep their layout
+    /// Changes the schema immediately and returns the new schema. Existing tables keep their layout
     /// until background work rewrites them; until then they store a new field in their aux
     /// dictionary.
     ///
@@ -267,7 +268,7 @@ impl Space {
         self.has_pending_work.store(true, Relaxed);
     }
 
-    /// Adopts a schema from a log or a snapshot if it is newer than the current one. An older
+    /// Adopts a schema from a log or a snapshot if it is newer than the current schema. An older
     /// schema has no effect, so replay may start at any point.
     pub fn adopt(&self, told: &Schema) -> Result<(), Error> {
         let _altering = self.altering.lock();

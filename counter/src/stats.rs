@@ -57,10 +57,10 @@ pub struct TableStats {
     pub bucket_slots: usize,
     /// Schema of the table's layout.
     pub schema: String,
-    /// Number of rows in the table that is being drained into this one. If several tables replace
+    /// Number of rows in the table that is being drained into this table. If several tables replace
     /// that table, only the first counts its rows.
     pub draining_rows: u64,
-    /// Bytes of the table that is being drained into this one. If several tables replace that
+    /// Bytes of the table that is being drained into this table. If several tables replace that
     /// table, only the first counts its bytes.
     pub draining_bytes: u64,
 }
@@ -81,7 +81,7 @@ pub struct RangeStats {
     pub open: bool,
 }
 
-/// Id range of the outliers.
+/// Id range of the outliers (ids far above all tables).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutlierRange {
     /// Lowest id.
@@ -161,7 +161,7 @@ impl Space {
         self.outlier_rows() * OutlierRow::bytes(0)
     }
 
-    /// Number, lowest and highest id of the outliers; `None` if there are none.
+    /// Number, lowest and highest id of the outliers, or `None` if the space has no outliers.
     pub fn outlier_range(&self) -> Option<OutlierRange> {
         let mut range: Option<OutlierRange> = None;
         self.outliers.for_each(|id, _| {
@@ -173,7 +173,7 @@ impl Space {
         range
     }
 
-    /// Highest id of normal traffic; `None` before the first range opens.
+    /// Highest id of normal traffic, or `None` before the first range is created.
     pub fn frontier(&self) -> Option<u64> {
         self.frontier.high()
     }

@@ -36,7 +36,7 @@ use rolling::Slot;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// Segments of a table: the main one, and extensions that grow up to 128 times its size.
+/// Segments of a table: the main segment, and extensions that grow up to 128 times its size.
 const SEGMENTS: usize = 17;
 /// Divisor of the main segment's slots for the size of the first extension.
 const EXTEND_SHARE: u64 = 256;
@@ -66,7 +66,7 @@ pub(crate) struct Table {
     deleted: AtomicU64,
     deleted_at_sample: AtomicU64,
     /// Highest inserted id, and the number of insertions that raised it. When a table is full, the
-    /// space opens the next one if ids arrive in order. Otherwise the table must grow.
+    /// space creates the next table if ids arrive in order. Otherwise the table must grow.
     high: AtomicU64,
     ascending_inserts: AtomicU64,
     /// Number of rows at the last [`Table::review`], plus one.
@@ -342,7 +342,7 @@ impl Table {
         f64::from(self.main().bucket(bucket).head().marks()) / f64::from(OVERFLOW_MARKS)
     }
 
-    /// Returns the home of `id`; `None` if the id is outside the span.
+    /// Returns the home of `id`, or `None` if the id is outside the span.
     #[inline(always)]
     pub(crate) fn home(&self, id: u64) -> Option<Home> {
         self.main().keys.home(id)
@@ -570,7 +570,8 @@ impl Table {
         let _growing = self.growth_lock.lock();
         if self.segment(index).is_none() {
             let (base, last) = self.span();
-            // The lower bound keeps each extension twice as large as the previous one.
+            // The lower bound also doubles, so each extension is twice as large as the previous
+            // extension.
             let slots = (self.slots() / EXTEND_SHARE).max(MIN_BUCKETS * 12) << (index - 1);
             let sizing = Sizing::new(&self.schema, base, last, slots);
             let first_position =

@@ -38,7 +38,7 @@ impl Tombstones {
         self.len.load(SeqCst) as u64
     }
 
-    /// Starts a new epoch and returns the previous one.
+    /// Starts a new epoch and returns the number of the previous epoch.
     pub(crate) fn next_epoch(&self) -> u64 {
         self.epoch.fetch_add(1, SeqCst)
     }

@@ -1,9 +1,9 @@
-//! Writes. A stripe of the ring (or the outlier map) serialises the writes of one key; each write
-//! is atomic.
+//! Writes. A stripe of the ring (or the map of outliers, which are ids far above all tables)
+//! serialises the writes of one key; each write is atomic.
 //!
 //! A write first secures everything it needs (memory, bounds, a table for the id) and then changes
-//! the row under the lock of one bucket. The writer that fills a table also closes it and opens the
-//! next one. This takes microseconds, because the memory of the new table is mapped but not
+//! the row under the lock of one bucket. The writer that fills a table also closes it and creates
+//! the next table. This takes microseconds, because the memory of the new table is mapped but not
 //! touched.
 //!
 //! Long: the writes are in one file because all of them share the code that chooses the table and
@@ -25,7 +25,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// Number of writes after which a space opens its first range even for fewer than 64 ids.
+/// Number of writes after which a space creates its first range even for fewer than 64 ids.
 const FIRST_RANGE_WRITES: usize = 4096;
 /// Maximum number of outliers that a writer moves into tables itself. If there are more outliers,
 /// [`Space::maintain`] moves them.
@@ -43,14 +43,14 @@ const MIN_EXTENSIONS_FOR_HELP: usize = 3;
 /// change of each field.
 const MAX_DIRECT_CHANGES: usize = 16;
 
-/// Span of a table opened for an id beyond the expected span, as a multiple of the id's distance.
+/// Span of a table created for an id beyond the expected span, as a multiple of the id's distance.
 /// The larger span costs two or three bits per row.
 const JUMP_SPAN_FACTOR: u64 = 6;
 
 /// Reason why a write to a table was not performed.
 enum TableWriteError {
     Error(Error),
-    /// The table that starts at this id cannot store the id; another table must be opened.
+    /// The table that starts at this id cannot store the id, so another table must be created.
     Outside(u64),
     /// The row must be read from the cold backend first.
     ColdBackend,
@@ -314,7 +314,7 @@ impl Space {
     ) -> Result<(), Error> {
         loop {
             let result = self.write_as(WriteOrigin::Client, id, state, &mut inside, &mut ahead);
-            // Writers may be faster than the background thread that opens ranges.
+            // Writers may be faster than the background thread that creates ranges.
             let is_full = matches!(result, Err(Error::Full { .. } | Error::TooManyOutliers { .. }));
             let may_advance = || {
                 let waiting = self.outliers.len();
@@ -338,7 +338,7 @@ impl Space {
             WriteDestination::Inside => {
                 self.write_inside(origin, id, entry, |table| inside(table, state))
             }
-            // In a space without a frontier all ids are outliers, including retired ones.
+            // In a space without a frontier all ids are outliers, including retired ids.
             WriteDestination::Ahead if id < self.horizon() => self.refuse_retired(origin),
             WriteDestination::Ahead => {
                 if entry.is_none() && origin == WriteOrigin::Client {
@@ -549,7 +549,7 @@ impl Space {
         }
     }
 
-    /// Opens a table above the full table that starts at `low`.
+    /// Creates a table above the full table that starts at `low`.
     fn roll_full(&self, low: u64) -> Result<(), Error> {
         let Some(_rolling) = self.rolling.try_lock() else { return Ok(()) };
         self.open_above(low, None)
@@ -569,7 +569,7 @@ impl Space {
         Ok(newest(&self.ring.load()).0 != low)
     }
 
-    /// Opens a table for `id`, unless another writer has already opened one.
+    /// Creates a table for `id`, unless another writer has already created this table.
     pub(crate) fn open_for(&self, low: u64, id: u64) -> Result<(), Error> {
         let _rolling = self.rolling.lock();
         if self.ring.load().find(id).is_none_or(|entry| entry.table().home(id).is_some()) {
@@ -578,7 +578,7 @@ impl Space {
         self.open_above(low, Some(id))
     }
 
-    /// Opens a table above the table that starts at `low`, within the range of that table. The
+    /// Creates a table above the table that starts at `low`, within the range of that table. The
     /// caller holds `rolling`.
     fn open_above(&self, low: u64, id: Option<u64>) -> Result<(), Error> {
         let tables = self.ring.load();
@@ -637,7 +637,7 @@ impl Space {
         ends.min().filter(|&end| end > slot.low() && end <= slot.last())
     }
 
-    /// Closes a table and opens `next` above it. Returns the boundary.
+    /// Closes a table and adds `next` above it. Returns the boundary.
     ///
     /// Returns `None` if another writer has closed the table, or if new ids have moved the boundary
     /// beyond the span of `next`. Such a table could store no id and could not be closed, so all
@@ -648,7 +648,7 @@ impl Space {
         self.ring.roll(slot.low(), boundary, next).ok()
     }
 
-    /// Closes the table that contains the start of a range, and opens a table for `rows` rows at
+    /// Closes the table that contains the start of a range, and creates a table for `rows` rows at
     /// the start of the range. Returns whether the range now starts a table. The caller holds
     /// `rolling`.
     fn divide(&self, Range { start, high, .. }: Range, rows: u64, quota: &Quota) -> bool {
@@ -677,7 +677,7 @@ impl Space {
         }
     }
 
-    /// Opens ranges for the outliers after replay, while no limit applies. Replay orders batches
+    /// Creates ranges for the outliers after replay, while no limit applies. Replay orders batches
     /// differently from the original writes, and memory that was short then may be free now.
     /// `limit_bytes` is the future memory limit.
     pub fn gather(&self, limit_bytes: u64) {
@@ -685,7 +685,7 @@ impl Space {
         while !self.outliers.is_empty() && self.advance_within(limit_bytes, self.rolling.lock()) {}
     }
 
-    /// Opens a range for the outliers, if there are enough of them, and moves them into tables.
+    /// Creates a range for the outliers, if there are enough of them, and moves them into tables.
     pub(crate) fn advance(&self) -> bool {
         let Some(rolling) = self.rolling.try_lock() else { return false };
         self.advance_within(self.memory_limit_bytes(), rolling)

@@ -54,15 +54,15 @@ pub enum Marked {
     /// The catalogue or the layout of a ring. The commit thread checks both with every batch; this
     /// mark only triggers a batch.
     Catalogue,
-    /// Row: number of the counter space, id.
+    /// Row: space number and id.
     Row(u32, u64),
-    /// Pair: number of the existence space, id, member, and whether its writer set it.
+    /// Pair: space number, id, member, and whether the writer set the pair.
     Pair(u32, u64, MarkedMember, bool),
     /// Hash of a token that was used on a row.
     Token(u128),
-    /// Ingest offset that was changed, by number.
+    /// Ingest offset that was changed, identified by its number.
     Offset(u32),
-    /// All pairs of an id were unset: number of the existence space, id.
+    /// All pairs of an id were unset: space number and id.
     Forgotten(u32, u64),
     /// A cursor of a group was changed. [`crate::groups`] tracks which cursors have changed.
     Groups,
@@ -127,7 +127,7 @@ impl Mark {
         ((self.what >> SPACE_SHIFT) as u32, self.id)
     }
 
-    /// Returns the number of the counter space whose row of this id also changed.
+    /// Returns the space number of the counter row with this id that also changed.
     #[inline]
     pub fn changed_row_space(&self) -> Option<u32> {
         match (self.what >> COUNTERS_SHIFT) as u32 & ((1 << (KIND_SHIFT - COUNTERS_SHIFT)) - 1) {

@@ -107,7 +107,7 @@ impl Snapshots {
         self.saved.send_if_modified(|s| {
             if !s.running {
                 // A requested snapshot counts as running, so that other callers do not request
-                // another.
+                // another snapshot.
                 s.running = true;
                 before = Some(s.ended);
             }
@@ -120,7 +120,7 @@ impl Snapshots {
         before
     }
 
-    /// Clears the pending request and returns whether there was one.
+    /// Clears the pending request, and returns whether a request was pending.
     pub fn take_wanted(&self) -> bool {
         std::mem::take(&mut *self.wanted.lock())
     }

@@ -11,7 +11,7 @@
 //!   and its number of pages. Written by older releases; replaced by kind 16.
 //! - 5, table (existence), snapshots only: a part of a table in the phantom engine's format.
 //! - 6, head (both), snapshots only: state outside the tables in the engine's format: the frontier,
-//!   and an existence space's outlier pairs.
+//!   and an existence space's outlier pairs (pairs of ids far above all tables).
 //! - 7 and 8 are unused.
 //! - 9, frontier (existence): the id ranges that tables accept. Empty if no range is open.
 //!   Otherwise the highest id and the window of the highest range; then, for each lower range, the
@@ -127,7 +127,7 @@ pub fn take_number(bytes: &mut &[u8]) -> Result<u64, String> {
         let word = u64::from_le_bytes(*eight);
         let ends = !word & LAST_BITS;
         if ends != 0 {
-            // Mask the bytes after the last one of the number, then join the groups of 7 bits in
+            // Mask the bytes after the last byte of the number, then join the groups of 7 bits in
             // three steps.
             let x = word & (ends ^ (ends - 1)) & !LAST_BITS;
             let x = (x & 0x007f_007f_007f_007f) | ((x & 0x7f00_7f00_7f00_7f00) >> 1);
@@ -218,11 +218,11 @@ impl RowsWriter {
         RowsWriter { out, ids: AscendingIds(None), rows: 0 }
     }
 
-    /// Appends a row; `None` if the row does not exist.
+    /// Appends a row. Pass `None` for a row that does not exist.
     ///
     /// # Panics
     ///
-    /// If the id is below the previous one.
+    /// If the id is below the previous id.
     pub fn row(&mut self, id: u64, values: Option<&[i64]>) {
         put_step(&mut self.out, self.ids.step(id), 1, u64::from(values.is_some()));
         values.unwrap_or(&[]).iter().for_each(|&n| put_number(&mut self.out, zigzag(n)));
@@ -284,7 +284,7 @@ impl PairsWriter {
     ///
     /// # Panics
     ///
-    /// If the id is below the previous one.
+    /// If the id is below the previous id.
     pub fn pair(&mut self, id: u64, member: MarkedMember, set: bool) {
         let step = id - self.last;
         self.last = id;
@@ -349,7 +349,7 @@ impl ExactPairsWriter {
     ///
     /// # Panics
     ///
-    /// If the id is below the previous one.
+    /// If the id is below the previous id.
     pub fn pair(&mut self, pair: ledger::Pair<'_>, generation: u64) {
         let (step, set) = (pair.id - self.last, u64::from(pair.set));
         self.last = pair.id;
@@ -419,8 +419,8 @@ fn take_ids(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
     Ok(ids)
 }
 
-/// Encodes dropped ids as a chunk of a ledger's snapshot file. `drops` is sorted by id; each id has
-/// the identity of the newest run that may still have pairs of it.
+/// Encodes drop records as a chunk of a ledger's snapshot file. `drops` is sorted by id. Each entry
+/// contains the identity of the newest run that may still have pairs of the id.
 pub(crate) fn encode_drops(drops: &[(u64, u64)]) -> Vec<u8> {
     let mut out = vec![0];
     put_ids(&mut out, drops.iter().copied());
@@ -452,7 +452,7 @@ pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> 
 /// A row in a commit. Rows of a space may differ in width if the schema changes during the commit.
 struct CommitRow {
     space: u32,
-    /// Index of its first value.
+    /// Index of the row's first value.
     at: u32,
     id: u64,
     fields: u32,

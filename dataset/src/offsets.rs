@@ -78,8 +78,8 @@ impl Offsets {
         all.numbers.values().map(|&number| all.offsets[number as usize].clone()).collect()
     }
 
-    /// Sets an offset and returns its number for the mark. Returns `None` if there are already
-    /// [`MAX_OFFSETS`] or the name is too long.
+    /// Sets an offset and returns the offset's number, which identifies it in marks. Returns `None`
+    /// if there are already [`MAX_OFFSETS`] or the name is too long.
     pub(crate) fn put(&self, source: &str, partition: u32, to: Offset) -> Option<u32> {
         let mut all = self.0.lock();
         let number = all.number(source, partition)?;

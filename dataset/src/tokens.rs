@@ -164,9 +164,9 @@ impl Entry {
 #[derive(Default)]
 struct Shard {
     ring: VecDeque<Entry>,
-    /// Number of the oldest entry. Entry numbers increase by 1 and wrap.
+    /// Sequence number of the oldest entry. Sequence numbers increase by 1 and wrap.
     first: u32,
-    /// Entry numbers by hash.
+    /// Sequence numbers of the entries, keyed by hash.
     index: HashTable<u32>,
     heap_bytes: usize,
 }

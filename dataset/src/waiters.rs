@@ -38,8 +38,8 @@ struct Waiters {
     wakers: Slab<Waker>,
 }
 
-/// Entry of a waiting task in the list, removed on drop. A waker left in the list would keep its
-/// task's memory until the next change, which may take days.
+/// Entry of a waiting task in the list. The destructor removes it. A waker left in the list would
+/// keep its task's memory until the next change, which may take days.
 struct WaiterEntry {
     number: u64,
     /// Value of `woken` when the waker was inserted, and the waker's key in the list.

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Number of a space, and an id.
+/// A space number and an id.
 pub type WatchedId = (u32, u64);
 
 #[derive(Default)]
@@ -53,7 +53,7 @@ impl Watches {
         self.some.store(places.len(), Relaxed);
     }
 
-    /// Returns the change count of a place; `None` if it is not watched.
+    /// Returns the change count of a place, or `None` if it is not watched.
     pub(crate) fn changes(&self, place: WatchedId) -> Option<u64> {
         self.places.lock().get(&place).map(|watched| watched.changes)
     }

@@ -66,7 +66,8 @@ pub fn within(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Returns the TM.TABLES entries of a space, except the entry of its outliers.
+/// Returns the TM.TABLES entries of a space, except the entry of its outliers (ids far above all
+/// tables).
 pub fn tables(
     connection: &mut redis::Connection,
     space: &str,

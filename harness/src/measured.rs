@@ -78,7 +78,7 @@ fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Starts Tidemark in this process, with tables for many posts and without fsync, for measurements
-/// without sockets. Removes the folder on drop.
+/// without sockets. The returned [`tempfile::TempDir`] removes the folder when it is dropped.
 pub fn in_process()
 -> Result<(tidemark_server::Server, tempfile::TempDir), Box<dyn std::error::Error>> {
     let mut config = tidemark_server::config::Config::default();
@@ -94,7 +94,7 @@ pub fn in_process()
 /// Builds the command that starts a server in a folder, on a port.
 type Start = Box<dyn Fn(&Path, u16) -> Command + Send + Sync>;
 
-/// A server process in its own folder. Drop kills the process and removes the folder.
+/// A server process in its own folder. The destructor kills the process and removes the folder.
 pub struct Server {
     child: Child,
     port: u16,

@@ -1,5 +1,5 @@
 //! The real binary as a process: starts it, sends likes, and compares acknowledged likes with the
-//! stored ones.
+//! stored likes.
 
 use crate::{program, within};
 use client::{Client, Reply, info_field};
@@ -30,7 +30,7 @@ pub fn rounds_at_least(least: u64, full: u64) -> (u64, u64) {
     (rounds, seed)
 }
 
-/// The binary, running as a server. Killed on drop.
+/// The binary, running as a server. The destructor kills the process.
 pub struct Program {
     /// Process of the server.
     pub child: Child,
@@ -373,7 +373,7 @@ pub fn count(client: &mut Client, key: &str) -> u64 {
     info(client, key).parse().unwrap()
 }
 
-/// Returns the error text of a reply or of an array element; empty if there is none.
+/// Returns the error text of a reply or of an array element; empty if the reply is not an error.
 pub fn refusal(reply: &Reply) -> &str {
     match reply {
         Reply::Error(words) => words,
@@ -398,7 +398,8 @@ pub fn cannot(why: &str) {
     crate::cannot(why);
 }
 
-/// A small file system in memory, unmounted on drop. Mounting needs root, or a user namespace.
+/// A small file system in memory. The destructor unmounts it. Mounting needs root, or a user
+/// namespace.
 pub struct SmallDisk {
     folder: tempfile::TempDir,
     /// Path that is valid inside and outside the namespace.
@@ -441,7 +442,7 @@ impl Drop for Namespace {
 }
 
 impl SmallDisk {
-    /// Mounts a file system of `mib` MiB; `None` without permission.
+    /// Mounts a file system of `mib` MiB. Returns `None` if the user may not mount file systems.
     pub fn mount(mib: u32) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
         let size = format!("size={mib}m");

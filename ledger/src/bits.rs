@@ -68,7 +68,7 @@ impl BitReader<'_> {
         number
     }
 
-    /// Decodes a number; `None` if the code is invalid.
+    /// Decodes a number. Returns `None` if the code is invalid.
     #[inline]
     pub(crate) fn number(&mut self) -> Option<u64> {
         let zeros = get(self.bytes, self.at, 7).trailing_zeros();

@@ -29,9 +29,9 @@
 //! log2(d) + 1.6 bits, where d is the mean distance between members. A group that continues from
 //! the previous block stores a base.
 //!
-//! A lookup skips earlier groups by counting ones, 64 bits at a time. In the group of the searched
-//! id, the lookup counts zeros to find the upper part. The file stores a checksum per block
-//! (`store/src/cold/pages.rs`).
+//! A lookup skips earlier groups by counting one bits, 64 bits at a time. In the group of the
+//! searched id, the lookup counts zeros to find the upper part. The file stores a checksum per
+//! block (`store/src/cold/pages.rs`).
 
 use crate::bits::{BitReader, BitWriter, bits_of};
 use crate::pair::{Member, Pair, Pairs};
@@ -416,7 +416,7 @@ impl<'a> Block<'a> {
         pairs: usize,
         string: &[u8],
     ) -> Decoded<Option<usize>> {
-        // Length of the prefix that the searched string shares with the previous one.
+        // Length of the prefix that the searched string shares with the previous string.
         let mut same = 0;
         for index in 0..pairs {
             let (shared, rest) = Block::string_lengths(reader)?;

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! If a block begins with the first pair of an id, the index stores no member for the block,
-//! because all pairs of the id are in this block or in later ones. A string is truncated to the
+//! because all pairs of the id are in this block or in later blocks. A string is truncated to the
 //! shortest prefix that is greater than the last string of the previous block.
 
 use crate::pair::{Member, Pair};

@@ -58,11 +58,11 @@ pub struct Stats {
     pub runs: usize,
     /// Largest number of runs in a range.
     pub most_runs: usize,
-    /// Number of pairs in runs, including unset ones. A pair in several runs counts once per run.
+    /// Number of pairs in runs, including unset pairs. A pair in several runs counts once per run.
     pub run_pairs: u64,
     /// Size of all runs on disk, in bytes.
     pub run_bytes: u64,
-    /// Number of pairs in memory, including unset ones.
+    /// Number of pairs in memory, including unset pairs.
     pub memory_pairs: usize,
     /// Memory use of the pairs in memory, in bytes.
     pub memory_bytes: usize,
@@ -91,7 +91,7 @@ pub struct Ledger {
     pub(crate) ranges: ArcSwap<Ranges>,
     /// Incremented when pairs move from memory to a run, and when an id is dropped.
     pub(crate) version: AtomicU64,
-    /// For each dropped id, the largest run identity that the drop applies to.
+    /// For each dropped id, the largest run identity to which its drop record applies.
     dropped: RwLock<BTreeMap<u64, u64>>,
     drops: AtomicUsize,
     /// Identity of the newest run, including runs being written.
@@ -199,7 +199,7 @@ impl Ledger {
         self.drops.load(Relaxed)
     }
 
-    /// Whether there are any runs.
+    /// Whether the ledger has at least one run.
     pub fn has_runs(&self) -> bool {
         self.ranges.load().iter().any(|range| !range.runs.is_empty())
     }
@@ -216,7 +216,7 @@ impl Ledger {
         self.memory.named(id, name)
     }
 
-    /// Returns whether a pair is set; `None` if it is not in memory.
+    /// Returns whether a pair is set, or `None` if it is not in memory.
     pub fn in_memory(&self, id: u64, member: Member<'_>) -> Option<bool> {
         self.memory.get(id, member)
     }
@@ -368,18 +368,18 @@ impl Ledger {
     /// Drops an id: unsets all its pairs. Later writes may set pairs of the id again. No other
     /// thread may write pairs of the id concurrently.
     pub fn drop_id(&self, id: u64) {
-        // Record the drop before memory loses the pairs. Otherwise readers would still find the
-        // pairs in runs.
+        // Add the drop record before the pairs are removed from memory. Otherwise readers would
+        // still find the pairs in runs.
         self.record_drop(id, None);
         self.memory.remove_id(id);
-        // Record the drop again: a flush that began after the first call may have copied some of
-        // the pairs.
+        // Add the drop record again: a flush that began after the first call may have copied some
+        // of the pairs.
         self.record_drop(id, None);
     }
 
-    /// Returns the log offset up to which the runs contain all changes of the id, including drops;
-    /// 0 if unknown. The caller must not apply an older log record or snapshot to the id: the pair
-    /// in memory would override the newer state in the runs.
+    /// Returns the log offset up to which the runs contain all changes to the id, including drop
+    /// records; 0 if unknown. The caller must not apply an older log record or snapshot to the id:
+    /// the pair in memory would override the newer state in the runs.
     pub fn covered(&self, id: u64) -> u64 {
         let ranges = self.ranges.load();
         let runs = &ranges[ranges::at(&ranges, id)].runs;
@@ -387,14 +387,14 @@ impl Ledger {
         answering.map(|run| run.covered()).max().unwrap_or(0)
     }
 
-    /// Returns the dropped ids for a snapshot, each with the largest run identity that the drop
-    /// applies to. Omits drops that apply to no run.
+    /// Returns the drop records for a snapshot: each dropped id with the largest run identity to
+    /// which its drop record applies. Omits drop records that apply to no run.
     pub fn drops(&self) -> Vec<(u64, u64)> {
         self.dropped.read().iter().map(|(&id, &up_to)| (id, up_to)).collect()
     }
 
     /// Returns the id range with the most dropped ids. [`Ledger::trim`] of that range removes the
-    /// drops.
+    /// drop records.
     pub fn range_with_most_drops(&self) -> Option<(u64, u64)> {
         let (drops, ranges) = (self.drops(), self.ranges.load());
         let of_ranges = drops.chunk_by(|a, b| ranges::at(&ranges, a.0) == ranges::at(&ranges, b.0));
@@ -403,15 +403,15 @@ impl Ledger {
         Some((ranges[at].low, ranges::high(&ranges, at)))
     }
 
-    /// Restores a drop from [`Ledger::drops`]. The runs of the manifest must be open.
+    /// Restores a drop record from [`Ledger::drops`]. The runs of the manifest must be open.
     pub fn restore_drop(&self, id: u64, up_to: u64) {
         // A restart discards the identity of an unfinished run, and a later run may get the same
         // identity. So the limit must not exceed the newest run.
         self.record_drop(id, Some(up_to.min(self.newest.load(Acquire))));
     }
 
-    /// Records a drop that applies to the runs up to the identity `up_to`, or to all existing runs
-    /// for `None`.
+    /// Adds a drop record that applies to the runs up to the identity `up_to`, or to all existing
+    /// runs if `up_to` is `None`.
     fn record_drop(&self, id: u64, up_to: Option<u64>) {
         let mut dropped = self.dropped.write();
         // Read `newest` while holding the lock; see `is_dropped_since`.
@@ -423,12 +423,13 @@ impl Ledger {
     }
 
     /// Whether an id was dropped after the run `identity` had begun. Call this function after
-    /// beginning the next run. Later drops apply to the next run as well.
+    /// beginning the next run. Later drop records apply to the next run as well.
     pub(crate) fn is_dropped_since(&self, id: u64, identity: u64) -> bool {
         self.dropped.read().get(&id).is_some_and(|&up_to| up_to >= identity)
     }
 
-    /// Returns the largest run identity that a drop of the id applies to; 0 if none.
+    /// Returns the largest run identity to which the id's drop record applies; 0 if the id has no
+    /// drop record.
     pub(crate) fn dropped_up_to(&self, id: u64) -> u64 {
         if self.drops.load(Acquire) == 0 {
             return 0;
@@ -436,14 +437,14 @@ impl Ledger {
         self.dropped.read().get(&id).copied().unwrap_or(0)
     }
 
-    /// Whether a drop applies to the id's pairs in the run with this identity. False for `None`,
-    /// the identity of pairs in memory.
+    /// Whether a drop record applies to the id's pairs in the run with this identity. False for
+    /// `None`, the identity of pairs in memory.
     pub(crate) fn is_dropped_from(&self, id: u64, run: Option<u64>) -> bool {
         run.is_some_and(|identity| identity <= self.dropped_up_to(id))
     }
 
-    /// Removes the drops in an id range that no longer apply to any run. `oldest` is the lowest
-    /// identity of the runs.
+    /// Removes the drop records in an id range that no longer apply to any run. `oldest` is the
+    /// lowest identity of the runs.
     pub(crate) fn forget_drops(&self, low: u64, high: u64, oldest: u64) {
         let mut dropped = self.dropped.write();
         let gone: Vec<u64> = dropped

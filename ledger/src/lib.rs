@@ -37,8 +37,8 @@
 //!   newest runs and skips none. Only one thread at a time writes files.
 //! - **L3** The lowest run of a range has no unset pairs.
 //! - **L4** Readers search memory, then load the dropped ids, then the list of ranges. They thus
-//!   find a pair that concurrently moves from memory to a run. A drop is removed only after the
-//!   runs to which it applies. [`Ledger::settle`] checks whether an answer from disk is still
+//!   find a pair that concurrently moves from memory to a run. A drop record is removed only after
+//!   the runs to which it applies. [`Ledger::settle`] checks whether an answer from disk is still
 //!   valid.
 
 #![deny(unsafe_code)]

@@ -450,8 +450,8 @@ impl Memory {
     }
 
     /// Returns the next pairs of an id range after the pair `after`, sorted. About `most` of these
-    /// pairs are set. Also returns the position up to which the result is complete; `None` if it is
-    /// complete to the end. Reads twice the average share from each shard.
+    /// pairs are set. Also returns the position up to which the result is complete, or `None` if it
+    /// is complete to the end. Reads twice the average share from each shard.
     pub(crate) fn list(
         &self,
         ids: &RangeInclusive<u64>,

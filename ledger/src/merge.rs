@@ -8,8 +8,9 @@ pub(crate) struct MergeSource {
     pairs: Pairs,
     at: usize,
     run: Option<RemainingBlocks>,
-    /// Identity of the source run, or of the run to which pairs are copied from memory. Decides
-    /// which drops apply. `None` for a lookup of pairs in memory, to which no drop applies.
+    /// Identity of the source run, or of the run to which pairs are copied from memory. Determines
+    /// which drop records apply. It is `None` for a lookup of pairs in memory, to which no drop
+    /// record applies.
     identity: Option<u64>,
 }
 
@@ -74,8 +75,8 @@ impl MergeSource {
 }
 
 /// Merges sources, newest first. Calls `each` for the newest state of each pair, in order, until
-/// `each` returns false. `is_dropped_from` returns whether a drop applies to an id's pairs from a
-/// source.
+/// `each` returns false. `is_dropped_from` returns whether a drop record applies to an id's pairs
+/// from a source.
 pub(crate) fn merge(
     sources: &mut [MergeSource],
     is_dropped_from: impl Fn(u64, Option<u64>) -> bool,

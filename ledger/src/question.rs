@@ -24,7 +24,8 @@ pub struct PendingLookup {
     member: OwnedMember,
     hash: u64,
     range: Arc<Range>,
-    /// Largest run identity that a drop of the id applies to. The lookup skips these runs.
+    /// Largest run identity to which the id's drop record applies. The lookup skips the runs up to
+    /// this identity.
     dropped_up_to: u64,
     /// Current run, and the block to read in it.
     run: usize,
@@ -112,7 +113,7 @@ impl PendingLookup {
 #[derive(Debug, Default)]
 pub struct BlockBuffer {
     range: Option<Arc<Range>>,
-    /// For each run: number and contents of the block.
+    /// For each run, the block number and the contents of the block.
     blocks: Vec<Option<(usize, Box<[u8; BLOCK_BYTES]>)>>,
     /// Number of blocks read from disk.
     pub reads: u64,

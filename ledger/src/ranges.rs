@@ -7,7 +7,7 @@ use store::FileEntry;
 #[derive(Debug)]
 pub(crate) struct Range {
     pub(crate) low: u64,
-    /// Runs, newest first. The last one is the *lowest* and has most of the pairs.
+    /// Runs, newest first. The last run is the *lowest* and has most of the pairs.
     pub(crate) runs: Vec<Arc<Run>>,
 }
 

@@ -1,9 +1,9 @@
 //! Flushes, merges and trims. All use the procedure of `store/src/rewrite.rs` to merge pairs in
 //! memory and the newest runs of a range into one run.
 //!
-//! A rewrite creates its file before it copies pairs from memory (step 1), so a later drop applies
-//! to the file. The merge policy (`ranges::runs_to_merge`) selects the runs. If the policy selects
-//! all runs and the range is too large, the rewrite divides the range into several files.
+//! A rewrite creates its file before it copies pairs from memory (step 1), so a later drop record
+//! applies to the file. The merge policy (`ranges::runs_to_merge`) selects the runs. If the policy
+//! selects all runs and the range is too large, the rewrite divides the range into several files.
 
 use crate::ledger::{Ledger, Options};
 use crate::merge::{MergeSource, merge};
@@ -114,7 +114,8 @@ impl Ledger {
         let is_within = |at: usize| ranges[at].low <= high && ranges::high(&ranges, at) >= low;
         let within = (0..ranges.len()).filter(|&at| is_within(at));
         let (empty, written): (Vec<_>, Vec<_>) = within.partition(|&at| ranges[at].runs.is_empty());
-        // Drops apply only to runs. These ranges have no runs, and the lock prevents new runs.
+        // Drop records apply only to runs. These ranges have no runs, and the lock prevents new
+        // runs.
         for at in empty {
             self.forget_drops(ranges[at].low, ranges::high(&ranges, at), u64::MAX);
         }
@@ -219,9 +220,9 @@ impl Ledger {
         // the whole range, so use only the stamps of runs that cover the whole range.
         let answering = range.runs.iter().filter(|run| run.answers_for(low));
         let answering = answering.filter(|run| run.answers_for(high)).map(|run| run.covered());
-        // After a restart the ledger does not know to which runs a drop applies. If older runs
-        // remain that contain dropped pairs, replay must read the drop and all later writes from
-        // the log.
+        // After a restart the ledger does not know to which runs a drop record applies. If older
+        // runs remain that contain dropped pairs, replay must read the deletion and all later
+        // writes from the log.
         let flushed = from_memory.filter(|_| is_lowest || !self.has_drops(low, high));
         let flushed = flushed.map(|from| from.covered);
         let pieces = if is_lowest { total.div_ceil(self.options.range_pairs).max(1) } else { 1 };

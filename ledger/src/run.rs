@@ -112,7 +112,7 @@ impl Run {
         (tag.low..=tag.high).contains(&id)
     }
 
-    /// Returns the number of pairs, including unset ones.
+    /// Returns the number of pairs, including unset pairs.
     pub fn pairs(&self) -> u64 {
         self.counts.pairs
     }
@@ -199,7 +199,7 @@ pub struct RunWriter {
     firsts: FirstPairs,
     before: Pairs,
     counts: PairCounts,
-    /// Hashes of all pairs; `None` for a run without a filter.
+    /// Hashes of all pairs, or `None` for a run without a filter.
     hashes: Option<Vec<u64>>,
 }
 
@@ -231,7 +231,7 @@ impl RunWriter {
         self.pages.bytes()
     }
 
-    /// Adds a pair, which must be greater than the previous ones.
+    /// Adds a pair, which must be greater than all previous pairs.
     pub fn push(&mut self, pair: Pair<'_>) -> store::Result<()> {
         if !self.builder.push(pair) {
             self.end_block()?;

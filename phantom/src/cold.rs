@@ -58,7 +58,7 @@ impl Space {
     /// oldest closed table in memory, from the id range with the most such tables.
     ///
     /// During replay the ring may be ahead of the frontier. A table that ends above the frontier
-    /// may still receive pairs, even if its range has not opened yet.
+    /// may still receive pairs, even if its range has not been created yet.
     pub fn oldest_in_memory(&self) -> Option<(u64, u64)> {
         let tables = self.ring.load();
         let (_newest, old) = tables.entries().split_last()?;
@@ -82,8 +82,8 @@ impl Space {
         here.map(|entry| (entry.slot().low(), entry.slot().last())).collect()
     }
 
-    /// Whether the table that contains `id` is on disk, or frozen for a spill. Its filters must not
-    /// change.
+    /// Whether the table that contains `id` is on disk, or frozen for a spill. The filters of such
+    /// a table must not change.
     pub fn is_cold(&self, id: u64) -> bool {
         self.table_over(id).is_some_and(|(_, table)| table.cold().is_some())
     }

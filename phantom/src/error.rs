@@ -11,8 +11,8 @@ pub enum Error {
     /// The id exceeds the frontier by more than `max_ahead`.
     #[error("key too big")]
     KeyTooBig,
-    /// The space is at its memory limit, and the write needs an extension filter or another
-    /// outlier.
+    /// The space is at its memory limit, and the write needs an extension filter or another outlier
+    /// (a pair of an id far above all tables).
     #[error("the space is at its memory limit")]
     Full,
     /// Too many late pairs wait for a merge into cold tables.

@@ -15,7 +15,7 @@
 //! always among the pair's bits. Only if all are set does it check for repeated draws.
 //!
 //! Lookups and writes take no lock. Words are accessed with relaxed ordering. Each bit is
-//! independent of the others. A reader that must see a pair has synchronized with the pair's
+//! independent of all other bits. A reader that must see a pair has synchronized with the pair's
 //! writer.
 
 use crate::hash::{Pair, mix};
@@ -33,7 +33,7 @@ const _: () = assert!(MAX_BITS <= DRAWS && LINE_WORDS * LINES == PAGE_WORDS);
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Probe {
-    /// Index of the page's first word.
+    /// Word index at which the page begins.
     page: usize,
     /// Offset of each line's first word in the page. The offsets are the same in every filter.
     lines: [usize; 2],
@@ -91,7 +91,7 @@ impl Filter {
         &self.words
     }
 
-    /// Index of the first word of the pair's page.
+    /// Word index at which the pair's page begins.
     #[inline(always)]
     pub(crate) fn page(&self, pair: &Pair) -> usize {
         page_of(pair, self.pages).wrapping_mul(PAGE_WORDS)

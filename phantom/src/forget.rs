@@ -79,7 +79,8 @@ impl Space {
     }
 
     /// Restores the generations of a snapshot. If the snapshot read them after the head, the
-    /// outliers passed to [`Space::restore`] belong to these generations.
+    /// outliers (pairs of ids far above all tables) passed to [`Space::restore`] belong to these
+    /// generations.
     pub fn restore_generations(&self, forgotten: &[(u64, u64)]) {
         let horizon = self.horizon();
         let known = forgotten.iter().filter(|(id, _)| *id >= horizon);

@@ -56,7 +56,7 @@ pub(crate) struct FpEstimator {
     pub(crate) measured: CanaryCounts,
     /// Number of pairs in the table when counting began.
     pub(crate) pairs: u64,
-    /// Number of the next canary.
+    /// Sequence number of the next canary.
     pub(crate) next: u64,
 }
 

@@ -1,9 +1,9 @@
 //! Lookups: one pair, or one member and many ids.
 //!
-//! The order of a lookup matters. An outlier may move into a table at any time. The move inserts it
-//! into the table first and then deletes it from the outliers. A lookup therefore searches the
-//! outliers first, and loads the list of tables afterwards. Otherwise the list might lack the table
-//! that received the pair (P1).
+//! The order of a lookup matters. An outlier (a pair of an id far above all tables) may move into a
+//! table at any time. The move inserts it into the table first and then deletes it from the
+//! outliers. A lookup therefore searches the outliers first, and loads the list of tables
+//! afterwards. Otherwise the list might lack the table that received the pair (P1).
 //!
 //! A batch takes two passes, so that cache misses overlap. [`Lookup::place`] hashes all pairs and
 //! prefetches the first line of each; [`PlacedPairs::answer`] reads the lines. The caller can do

@@ -29,11 +29,11 @@ pub struct Options {
     pub keep_tables: usize,
     /// Maximum number of deleted pairs per table. Large sets take 26 bytes per pair.
     pub max_unset: usize,
-    /// Number of outlier pairs (pairs of ids far ahead of the ring) that the space always accepts
-    /// and stores exactly. A pair takes 26 bytes, or about 190 if it is the only one of its id.
+    /// Number of outlier pairs (pairs of ids far above all tables) that the space always accepts
+    /// and stores exactly. A pair takes 26 bytes, or about 190 if it is the only pair of its id.
     /// Neighbouring ids get their own table at 1/16 of this number of pairs, or at 4,096 if that is
-    /// less. Above this number, scattered ids get tables as well. The minimum is 1, because the
-    /// first table of a space opens for its outliers.
+    /// less. Above this number, scattered ids get tables as well. The minimum is 1, because every
+    /// pair is an outlier until the space has its first table.
     pub max_outliers: usize,
     /// Maximum number of forgotten ids. Each takes 32 to 64 bytes until its table is recycled.
     pub max_forgotten: usize,
@@ -47,7 +47,7 @@ pub struct Options {
     /// is part of the stored data.
     pub first_id: u64,
     /// Memory limit for filters, in bytes; `None` means twice the size of `max_tables` full tables.
-    /// At the limit tables get no more extensions ([`Error::Full`]), but the ring still opens new
+    /// At the limit tables get no more extensions ([`Error::Full`]), but the ring still creates new
     /// tables. Deleted pairs and outliers have separate limits.
     pub memory_limit_bytes: Option<u64>,
 }

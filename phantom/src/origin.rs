@@ -6,7 +6,8 @@ use crate::space::Space;
 /// Source of the answer for a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The pair is set and stored exactly as an outlier.
+    /// The pair is set, and the space stores it exactly as an outlier (a pair of an id far above
+    /// all tables).
     Outlier,
     /// The id is below the horizon, so its state is unknown.
     RecycledIds,

@@ -21,10 +21,10 @@
 //!   first page was written.
 //! - **R4** The old filters serve lookups until the end. If the table spills during the rebuild, or
 //!   the successor runs out of memory, the old filters remain and the host starts over.
-//! - **R5** The list also contains outliers. They must not get into the successor, because deleting
-//!   an outlier does not change tables. A thread that moves an outlier into a table also sets the
-//!   pair in the table's successor. The host reads its list only after all moves that may have
-//!   missed the successor have ended.
+//! - **R5** The list also contains outliers (pairs of ids far above all tables). Outliers must not
+//!   get into the successor, because deleting an outlier does not change tables. A thread that
+//!   moves an outlier into a table also sets the pair in the table's successor. The host reads its
+//!   list only after all moves that may have missed the successor have ended.
 //! - **R6** A forget must not turn old pairs into pairs of the new generation. `begin` reads the
 //!   generations after the table has its successor. The listed pairs get these generations. The
 //!   host removes an id from its list before the generation rises. If an id still has this
@@ -95,9 +95,9 @@ pub struct TableLoad {
     pub capacity: u64,
     /// Number of pairs when the table was closed; 0 while it is open.
     pub early: u64,
-    /// Filters after the first one.
+    /// All filters except the first.
     pub extensions: usize,
-    /// Whether its filters are on disk.
+    /// Whether the table's filters are on disk.
     pub is_cold: bool,
 }
 

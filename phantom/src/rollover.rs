@@ -1,13 +1,14 @@
-//! Changes of the ring: rollovers, recycling and the admission of outliers, plus the background
-//! work for them.
+//! Changes to the ring: rollovers, recycling and the admission of outliers (pairs of ids far above
+//! all tables), plus the background work for them.
 //!
 //! **Rollover.** The newest table of each id range is open: it receives the new ids of the range. A
-//! rollover closes it and opens a table above it, at capacity / (1 + late) pairs, which leaves room
-//! for late pairs. `late` is the measured ratio of pairs after the close to pairs before it (30 %
-//! until measured). The ratio exceeds 1 in a feed whose posts are mostly read long after their
-//! creation. A table that closes earlier has fewer ids and a larger ratio. The plan still
+//! rollover closes it and creates a table above it, at capacity / (1 + late) pairs, which leaves
+//! room for late pairs. `late` is the measured ratio of pairs after the close to pairs before it
+//! (30 % until measured). The ratio exceeds 1 in a feed whose posts are mostly read long after
+//! their creation. A table that closes earlier has fewer ids and a larger ratio. The plan still
 //! converges: the number of ids at the close grows with the square root of the previous number. The
-//! first table of a space is small and each next one is twice as large, up to `pairs_per_table`.
+//! first table of a space is small, and each further table is twice as large as the previous table,
+//! up to `pairs_per_table`.
 //!
 //! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs. A rollover that
 //! exceeds this recycles the oldest tables. A table counts as at most `pairs_per_table`; its
@@ -15,17 +16,18 @@
 //! limit, but they cannot raise the horizon (P4).
 //!
 //! If a space [spills](crate::Options::spill), the host moves the oldest tables to disk (`cold`)
-//! before memory runs out. If the host has not freed enough memory, the ring opens no table and the
-//! newest table gets extensions. Such a space recycles only above
+//! before memory runs out. If the host has not freed enough memory, the ring creates no table and
+//! the newest table gets extensions. Such a space recycles only above
 //! [`keep_tables`](crate::Options::keep_tables), which counts tables in memory and on disk.
 //!
 //! While the oldest table is open, the ring recycles nothing: otherwise the horizon would pass ids
-//! in use. A ring that does not spill then opens no more tables at its limit, and its open tables
+//! in use. A ring that does not spill then creates no more tables at its limit, and its open tables
 //! get extensions up to the memory limit.
 //!
 //! **Outliers.** The frontier (see `rolling`) derives the regular id ranges from the outliers. When
-//! it opens a range, the ring divides the table that covers it. The lower part stays open until no
-//! new ids arrive there ([`Frontier::join_idle`](rolling::Frontier::join_idle)).
+//! the frontier creates a range, the ring divides the table that covers the range. The lower part
+//! stays open until no new ids arrive there
+//! ([`Frontier::join_idle`](rolling::Frontier::join_idle)).
 //!
 //! **Leader and followers.** The leader ([`Space::lead`]) decides where tables begin and which ids
 //! they accept, and logs both ([`Space::course`]). A node that replays the log ([`Space::follow`]:
@@ -66,7 +68,7 @@ impl Space {
             .is_some_and(|rolling| self.roll(&rolling, low, None).unwrap_or(false))
     }
 
-    /// Closes the open table that starts at `low`. Opens another table above all admitted ids of
+    /// Closes the open table that starts at `low`. Creates another table above all admitted ids of
     /// its range, or at the position from the log. Returns `false` if no such table can be closed.
     fn roll(
         &self,
@@ -151,8 +153,8 @@ impl Space {
         self.news.store(true, SeqCst);
     }
 
-    /// Opens an id range for the outliers if there are enough of them. Returns whether a range was
-    /// opened.
+    /// Creates an id range for the outliers if there are enough of them. Returns whether a range
+    /// was created.
     fn open_range(&self) -> bool {
         let (Some(_alone), Some(_no_rewrite)) = (self.rolling.try_lock(), self.merging.try_lock())
         else {
@@ -176,7 +178,8 @@ impl Space {
         let weight = |held: &OutlierPairs| held.read().len();
         let opened = self.outliers.advance(&self.frontier, weight, is_short, divide);
         if opened {
-            // When the range opened, another range may have been joined with the range above it.
+            // When the range was created, another range may have been joined with the range above
+            // it.
             self.match_ranges();
             self.estimate();
         }
@@ -295,7 +298,7 @@ impl Space {
             && self.roll(&self.rolling.lock(), newest.slot().low(), None).unwrap_or(false)
     }
 
-    /// Number of changes of the ring.
+    /// Returns the number of changes to the ring.
     pub fn changes(&self) -> u64 {
         self.changes.load(SeqCst)
     }
@@ -348,7 +351,7 @@ impl Space {
     }
 
     /// Makes the log decide where tables begin ([`Space::put_layout`], [`Space::put_frontier`]).
-    /// After the call returns, the ring no longer opens tables on its own.
+    /// After the call returns, the ring no longer creates tables on its own.
     pub fn follow(&self) {
         self.frontier.follow(true);
         drop(self.rolling.lock());
@@ -364,7 +367,7 @@ impl Space {
         while self.drain() {}
     }
 
-    /// Applies a logged layout: opens missing tables, and recycles the tables below the first
+    /// Applies a logged layout: creates missing tables, and recycles the tables below the first
     /// entry. The call is idempotent and accepts a layout older than the ring.
     ///
     /// Old logs lack frontiers. A follower then admits ids on its own, and a table may begin higher
@@ -372,8 +375,7 @@ impl Space {
     pub fn put_layout(&self, layout: &[Layout]) -> Result<(), Error> {
         for &at in layout {
             match self.table_over(at.low) {
-                // Without a logged frontier, the recorded boundary may belong to a table other than
-                // this one.
+                // Without a logged frontier, the recorded boundary may belong to a different table.
                 Some(((low, last), _))
                     if low < at.low && (last == u64::MAX || self.frontier.follows()) =>
                 {
@@ -482,8 +484,8 @@ impl Space {
         due.next_back().map(|entry| entry.slot().low())
     }
 
-    /// Opens a range for the outliers if there are enough of them. Otherwise moves some outliers of
-    /// open ranges into tables.
+    /// Creates a range for the outliers if there are enough of them. Otherwise moves some outliers
+    /// of open ranges into tables.
     pub(crate) fn admit_outliers(&self) -> bool {
         let pairs = self.outlier_pairs.load(SeqCst);
         if pairs == 0 {

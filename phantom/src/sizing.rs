@@ -169,7 +169,7 @@ impl Sizing {
 
     /// Returns the parameters of the `i`-th filter in a chain (0 is the first) whose filters share
     /// `rate`. The computation takes about 0.2 ms, so recent results are cached. The cache is
-    /// bounded because a peer may send tables with any rate.
+    /// bounded because a peer may send tables with arbitrary rates.
     pub(crate) fn in_chain(rate: f64, i: usize) -> Sizing {
         /// Number of cached results: all filters of four rates.
         const MAX_CACHED_SIZINGS: usize = 64;

@@ -1,5 +1,5 @@
-//! [`Space`]: the ring of tables and the outlier pairs. `lookup` implements reads, `write` writes,
-//! and `rollover` the closing and opening of tables.
+//! [`Space`]: the ring of tables, and the outlier pairs (pairs of ids far above all tables).
+//! `lookup` implements reads, `write` writes, and `rollover` closes and creates tables.
 //!
 //! **Lock order**: outliers, then a stripe of the ring, then a table's growth lock or a shard of
 //! its deleted pairs. Every operation on a pair holds the pair's stripe, or the mutex of the

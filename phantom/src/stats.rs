@@ -11,7 +11,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// Memory of a table without its contents, in bytes: the struct, its stripes, and its entries in
 /// two lists.
 const TABLE_BYTES: usize = size_of::<Table>() + 512;
-/// Memory of an outlier id without its pairs, in bytes: its map entry, tree node and set.
+/// Memory of an outlier id (an id far above all tables) without its pairs, in bytes: its map entry,
+/// tree node and set.
 const OUTLIER_PAIR_BYTES: usize = 128;
 
 /// Statistics of a table, as shown by `TM.TABLES`.
@@ -21,7 +22,7 @@ pub struct TableStats {
     pub low: u64,
     /// Highest id of the range (inclusive).
     pub last: u64,
-    /// Number of pairs in the filters, including deleted ones.
+    /// Number of pairs in the filters, including deleted pairs.
     pub pairs: u64,
     /// Number of pairs when the table was closed; 0 while it is open. The newest table of every id
     /// range is open (see `rolling`).
@@ -32,13 +33,13 @@ pub struct TableStats {
     pub roll_at: u64,
     /// Pairs in the first filter divided by its capacity.
     pub fill: f64,
-    /// Share of set bits in the first filter, 0 to 1. `None` if the bits were not counted.
+    /// Share of set bits in the first filter, from 0 to 1, or `None` if the bits were not counted.
     pub bits_set: Option<f64>,
     /// Whether the filters are on disk. Their bits and their error rate are not measured.
     pub is_cold: bool,
     /// Number of pairs set since the filters were written to disk.
     pub late: usize,
-    /// Number of filters after the first one.
+    /// Number of filters in addition to the first filter.
     pub extensions: usize,
     /// Number of deleted pairs.
     pub revoked: usize,
@@ -69,11 +70,11 @@ pub struct Layout {
 /// Consistent state of ring and frontier; see [`Space::course`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingProgress {
-    /// Number of changes of the ring.
+    /// Number of changes to the ring.
     pub changes: u64,
-    /// Position and size of each table, oldest first. `None` if the ring is unchanged.
+    /// Position and size of each table, oldest first, or `None` if the ring is unchanged.
     pub layout: Option<Vec<Layout>>,
-    /// Id ranges whose pairs go to tables, lowest first. Empty before the first range opens.
+    /// Id ranges whose pairs go to tables, lowest first. Empty until the first range is created.
     pub ranges: Vec<Range>,
 }
 
@@ -99,8 +100,8 @@ impl Space {
         self.outlier_pairs.load(SeqCst)
     }
 
-    /// Returns the lowest and highest id of the outlier pairs and their number, or `None` if there
-    /// are none.
+    /// Returns the lowest and highest id of the outlier pairs and their number, or `None` if the
+    /// space has no outlier pairs.
     pub fn outlier_range(&self) -> Option<(u64, u64, u64)> {
         let mut range: Option<(u64, u64, u64)> = None;
         self.for_each_outlier(|pair| {

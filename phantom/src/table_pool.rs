@@ -1,5 +1,5 @@
 //! Recycles the memory of tables in the background, in small steps: clears retired filters and
-//! prepares spare ones.
+//! prepares spare filters.
 //!
 //! A reader with an older list of tables may still use a retired table. The pool keeps the table
 //! until the last reader drops it, then clears the memory for the next table or frees it. No reader
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(filter_pool.size_bytes(), 0);
     }
 
-    /// A writer that opens a table does not wait until a running step has finished.
+    /// A writer that needs a table does not wait until a running step has finished.
     #[test]
     fn a_table_is_retired_while_a_step_is_made() {
         let filter_pool = TablePool::default();

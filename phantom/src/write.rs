@@ -9,8 +9,8 @@ use rolling::{Frontier, Refused, WriteDestination};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Number of outliers up to which a writer itself moves outliers into open ranges.
-/// [`Space::maintain`] moves larger numbers.
+/// Number of outliers (pairs of ids far above all tables) up to which a writer itself moves the
+/// outliers into ranges. [`Space::maintain`] moves larger numbers.
 const MAX_MOVED_BY_WRITER: usize = 8192;
 /// Divisor: outliers may always use 1/8 of the memory limit of filters. When outliers exceed this
 /// share, even scattered ids get tables.
@@ -62,7 +62,7 @@ impl Space {
     }
 
     /// Replays a write from the log. The call is idempotent and independent of the order of
-    /// rollovers. Limits do not apply. The ring opens no table and the frontier does not move,
+    /// rollovers. Limits do not apply. The ring creates no table and the frontier does not move,
     /// because [`Space::put_layout`] and [`Space::put_frontier`] replay these changes.
     pub fn put(&self, pair: &Pair, set: bool) -> Result<(), Error> {
         self.change(pair, set, true, || Ok::<(), Error>(())).map(|_| ())

@@ -11,7 +11,7 @@ pub(crate) const EMPTY: Error = Error::Format("the value has no elements");
 pub enum Element<'a> {
     /// A string, a member, a field or its value.
     Text(&'a [u8]),
-    /// The preceding field of the hash expires. Its value follows.
+    /// The preceding field of a hash has an expiry time. The field's value follows.
     Expires,
 }
 

@@ -5,7 +5,7 @@
 //! log.
 //!
 //! **Full sync** (R3): otherwise the replica fetches the whole data set in the cases below, and
-//! refuses the master in all others. A wrong REPLICAOF or a master with a lost disk therefore
+//! refuses the master in all other cases. A wrong REPLICAOF or a master with a lost disk therefore
 //! cannot delete the replica's data.
 //!
 //! - The master has another data set: only if this node is empty, or FORCE was given.
@@ -117,7 +117,7 @@ pub struct Follower {
     /// End of the master's log, as last reported by the master.
     master_end: u64,
     fetched_bytes: u64,
-    /// Final end of the master's log. `None` unless the master has stepped down.
+    /// Final end of the log of a master that has stepped down, otherwise `None`.
     master_final_end: Option<u64>,
 }
 

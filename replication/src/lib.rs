@@ -26,13 +26,13 @@
 //!   segment, segment, byte, offset, and the sequence number and chain value of the last batch. If
 //!   the master's log contains the replica's position, both logs are equal up to it, and the master
 //!   continues from there.
-//! - **R2** A master sends batches that are written to its log file, or only durable ones if its
-//!   node requires that. The data therefore survives a kill of the master process. A replica
-//!   appends and applies a batch before it acknowledges it as written, and syncs it before it
-//!   acknowledges it as durable. Everything that clients read from a replica therefore survives a
-//!   kill, and the replica can be promoted at any time. Only a power cut can make the logs diverge.
-//!   A master that has lost unsynced data begins another segment at that point. The replica then
-//!   detects by R1 that the logs differ, and applies R3.
+//! - **R2** A master sends batches that are written to its log file, or only durable batches if its
+//!   node requires that. Killing the master process therefore loses no batch that a replica has
+//!   received. A replica appends and applies a batch before it acknowledges it as written, and
+//!   syncs it before it acknowledges it as durable. Killing the replica's process therefore loses
+//!   nothing that clients have read from it, and the replica can be promoted at any time. Only a
+//!   power cut can make the logs diverge. A master that has lost unsynced data begins another
+//!   segment at that point. The replica then detects by R1 that the logs differ, and applies R3.
 //! - **R3** Diverged logs are never merged. The replica fetches the whole data set, if the rules of
 //!   [`Follower`] allow the master to replace it. Before that, the replica passes the batches that
 //!   it will drop to its host.

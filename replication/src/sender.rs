@@ -95,7 +95,7 @@ pub struct Sender {
     reader: MessageReader,
     writer: MessageWriter,
     peer: Peer,
-    /// Verdict sent in Welcome. `None` until Welcome was sent.
+    /// Verdict that the Welcome message contained, or `None` until Welcome has been sent.
     welcome: Option<Verdict>,
     hello: Option<Hello>,
     work: SenderWork,

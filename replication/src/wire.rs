@@ -19,7 +19,7 @@ pub struct Hello {
     pub position: Position,
     /// Term of the segment at that position.
     pub term: u64,
-    /// Address at which the replica is reachable, if it announces one.
+    /// Address at which the replica is reachable, if it announces an address.
     pub ip: String,
     /// Port that the replica listens on.
     pub port: u16,

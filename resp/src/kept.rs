@@ -52,7 +52,7 @@ impl RequestQueue {
         self.bytes.len() + self.spans.len() * size_of::<Span>() + self.ends.len() * REQUEST_BYTES
     }
 
-    /// Returns the first request, or an empty one if there is none.
+    /// Returns the first request, or an empty request if the queue is empty.
     pub fn first(&self) -> Args<'_> {
         self.iter().next().unwrap_or(Args::new(&[], &[]))
     }

@@ -210,7 +210,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Writes a null: `_`; in RESP2 the null bulk string.
+    /// Writes a null reply: `_` in RESP3, the null bulk string in RESP2.
     #[inline]
     pub fn null(&mut self) {
         self.out.extend_from_slice(match self.protocol {
@@ -219,7 +219,7 @@ impl<'a> Reply<'a> {
         });
     }
 
-    /// Writes a null array: `_`; in RESP2 the null array.
+    /// Writes a null array reply: `_` in RESP3, the null array in RESP2.
     #[inline]
     pub fn null_array(&mut self) {
         self.out.extend_from_slice(match self.protocol {
@@ -315,8 +315,8 @@ pub struct IntRow<'a> {
     /// Encoded null, and the length of that encoding.
     null: (&'static [u8; 5], usize),
     width: usize,
-    /// Encoded header of a row, in the format of [`SMALL`]; `None` if the header does not fit into
-    /// that format.
+    /// Encoded header of a row, in the format of [`SMALL`], or `None` if the header does not fit
+    /// into that format.
     head: Option<u64>,
     /// Whether all integers are in 0..2^19.
     small: bool,

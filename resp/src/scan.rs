@@ -39,7 +39,7 @@ pub struct Limits {
     pub max_args: usize,
     /// Maximum size of an argument in bytes.
     pub max_bulk_bytes: usize,
-    /// Whether the peer is not authenticated. This determines the texts of errors.
+    /// True until the peer has authenticated. The error messages depend on this flag.
     pub unauthenticated: bool,
 }
 
@@ -339,7 +339,7 @@ impl Scanner {
 
     /// Returns the arguments of a request scanned since [`Scanner::discard_complete_requests`].
     /// `buf` must be the buffer passed to [`Scanner::scan`] for that request. An inline request
-    /// must be the last one scanned.
+    /// must be the last scanned request.
     #[inline]
     pub fn args_in<'a>(&'a self, buf: &'a [u8], spans: Range<usize>, is_inline: bool) -> Args<'a> {
         Args::new(if is_inline { &self.inline } else { buf }, self.spans.get(spans).unwrap_or(&[]))
@@ -374,8 +374,8 @@ impl Scanner {
         (self.first, self.last) = (0, 0);
     }
 
-    /// Discards all requests, including the partial one. The next call begins at the first byte of
-    /// a request.
+    /// Discards all requests, including a partial request. The next call begins at the first byte
+    /// of a request.
     #[inline]
     pub fn restart(&mut self) {
         self.spans.truncate(self.first);

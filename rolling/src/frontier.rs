@@ -2,13 +2,13 @@
 //! boundary (R5; promise 7 in `docs/promises.md`).
 //!
 //! Ids grow with time, so a new id is normally close to the highest id so far. But a broken client
-//! may send 2^64-1. If that became the highest id, the ring could never open another table above
-//! it. An id more than one *window* above the frontier is therefore *ahead*: the engine stores it
-//! in the outlier map, and no boundary moves.
+//! may send 2^64-1. If that became the highest id, the ring could never create another table above
+//! it. An id more than one *window* above the frontier is therefore an *outlier*, or *ahead* of the
+//! frontier: the engine stores it in the outlier map, and no table boundary moves.
 //!
 //! Ids far ahead may also be legitimate. The service may have been idle for a month, or a second
-//! service may use larger ids. When enough such ids arrive, a *range* opens for them. Each range
-//! has its own highest id and window, and ends where the next range starts:
+//! service may use larger ids. When enough such ids arrive, the frontier creates a new *range* for
+//! them. Each range has its own highest id and window, and ends where the next range starts:
 //!
 //! ```text
 //!      range 0, from id 0       high    window           range 1       high   window
@@ -17,19 +17,20 @@
 //!                                 moves high                             moves high
 //! ```
 //!
-//! The ring has an open table at each `high`, and opens the next one above it. A new range does not
-//! change the others, so older traffic may continue at any rate. A range opens at the *shorth*, the
-//! shortest interval with half of the ids (Andrews et al., Robust Estimates of Location, 1972). A
-//! few bad ids therefore do not affect where a range opens. The number of ids that open a range:
+//! The ring has an open table at each `high`, and creates the next table above that table. A new
+//! range does not change the existing ranges, so writes to older ids may continue at a high or a
+//! low rate. A new range starts at the *shorth*, the shortest interval with half of the ids
+//! (Andrews et al., Robust Estimates of Location, 1972). A few bad ids therefore do not affect
+//! where a range starts. A new range requires this number of ids:
 //!
 //! - If there is no range yet: [`MIN_IDS_AHEAD`] distinct ids, or [`FIRST_RANGE_ENTRIES`] entries,
 //!   or `max_outliers` entries if that is less.
 //! - If there are ranges already: `max_outliers / 16` entries ([`MAX_ENTRIES_NEEDED`] by default)
 //!   of at least [`MIN_IDS_AHEAD`] distinct ids. The interval must be shorter than a sixteenth of
-//!   its distance to the range below; with `max_outliers` entries any interval is accepted. The
-//!   interval contains the required number of ids, or half of all ids if that is less, because two
-//!   services may start at the same time. If the interval is within [`WINDOW_FACTOR`] windows of
-//!   the range below, that range grows instead.
+//!   its distance to the next lower range; with `max_outliers` entries any interval is accepted.
+//!   The interval contains the required number of ids, or half of all ids if that is less, because
+//!   two services may start at the same time. If the interval is within [`WINDOW_FACTOR`] windows
+//!   of the next lower range, that range grows instead.
 //! - When memory for outliers is short: the same number as for the first range, at any distance.
 //!
 //! A range that receives no new id while other ranges receive [`IDLE_RANGE_IDS`] is joined with the
@@ -39,10 +40,10 @@
 //! it.
 //!
 //! The frontier moves by at most half of the remaining ids per step ([`Frontier::reach`]), because
-//! a ring at the end of the id space could never open another table. Legitimate ids do not jump to
-//! the end of the id space, but negative numbers do: a client's -1 is 2^64-1. Such ids stay in the
-//! outlier map. The first range opens beyond the reach only if the map has `max_outliers` entries,
-//! these are enough for a range, and most of them are beyond the reach.
+//! a ring at the end of the id space could never create another table. Legitimate ids do not jump
+//! to the end of the id space, but negative numbers do: a client's -1 is 2^64-1. Such ids stay in
+//! the outlier map. The first range starts beyond the reach only if the map has `max_outliers`
+//! entries, these are enough for a range, and most of them are beyond the reach.
 //!
 //! A space may refuse ids that are too high (`max_ahead`). The distance is measured from the
 //! highest range or, without any range, from the highest id in the outlier map
@@ -60,12 +61,12 @@ use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence,
 };
 
-/// Number of distinct ids that must be ahead before a range opens.
+/// Minimum number of distinct outlier ids for a new range.
 pub(crate) const MIN_IDS_AHEAD: usize = 64;
-/// Number of entries that open the first range even if they have fewer than [`MIN_IDS_AHEAD`]
-/// distinct ids. A small service may have only three posts.
+/// Number of entries that suffice for the first range even if they have fewer than
+/// [`MIN_IDS_AHEAD`] distinct ids. A small service may have only three posts.
 const FIRST_RANGE_ENTRIES: usize = 4096;
-/// Maximum number of entries that must be ahead before another range opens.
+/// Upper bound of the number of outlier entries required for each range after the first.
 const MAX_ENTRIES_NEEDED: usize = 4096;
 /// Maximum number of entries of one id that count towards [`MAX_ENTRIES_NEEDED`].
 const MAX_COUNTED_PER_ID: usize = MAX_ENTRIES_NEEDED / MIN_IDS_AHEAD;
@@ -78,7 +79,7 @@ pub const MAX_RANGES: usize = 8;
 /// received this many new ids.
 const IDLE_RANGE_IDS: u64 = 1 << 16;
 
-/// Returns the number of entries that opens another range.
+/// Returns the number of outlier entries required for each range after the first.
 fn entries_needed_for(max_outliers: usize) -> usize {
     (max_outliers / 16).clamp(MIN_IDS_AHEAD, MAX_ENTRIES_NEEDED)
 }
@@ -165,8 +166,8 @@ pub struct Frontier {
     follows: AtomicBool,
     /// Maximum distance of a new id above the frontier; `u64::MAX` if unlimited.
     max_ahead: AtomicU64,
-    /// Number of entries that open another range. The next field is the number of entries above
-    /// which the distances between their ids no longer matter.
+    /// Number of outlier entries required for another range. The next field is the number of
+    /// entries above which the distances between their ids no longer matter.
     entries_needed: AtomicUsize,
     max_outliers: AtomicUsize,
     /// Number of writes to ids far ahead since the last [`Frontier::advance`]. The next field is
@@ -175,7 +176,7 @@ pub struct Frontier {
     advance_after: AtomicUsize,
     /// Ranges below the highest range, in ascending order.
     lower: ArcSwap<Vec<LowerRange>>,
-    /// All ranges, in ascending order. Locked while a range moves, opens or is joined.
+    /// All ranges, in ascending order. Locked while a range is moved, created or joined.
     ranges: Mutex<Tracking>,
 }
 
@@ -234,9 +235,8 @@ impl Tracking {
 }
 
 impl Frontier {
-    /// Creates a frontier without ranges. [`Frontier::is_too_far`] explains `max_ahead`.
-    /// `max_outliers` is the number of outlier entries that opens a range even if their ids are far
-    /// apart.
+    /// Creates a frontier without ranges. [`Frontier::is_too_far`] explains `max_ahead`. With
+    /// `max_outliers` outlier entries, a range is created even if their ids are far apart.
     pub fn new(max_ahead: Option<u64>, max_outliers: usize) -> Frontier {
         Frontier {
             start: AtomicU64::new(0),
@@ -267,7 +267,7 @@ impl Frontier {
         self.max_outliers.store(max_outliers, Relaxed);
     }
 
-    /// Ranges in ascending order; empty before the first one opens.
+    /// Ranges in ascending order; empty until the first range is created.
     pub fn ranges(&self) -> Vec<Range> {
         self.ranges.lock().values()
     }
@@ -386,9 +386,9 @@ impl Frontier {
         self.admit_above(id)
     }
 
-    /// Whether `id` exceeds the frontier by more than `max_ahead`. Before a range opens, the
-    /// distance is measured from `highest`, the highest id in the outlier map. The first id of a
-    /// space is never too far.
+    /// Whether `id` exceeds the frontier by more than `max_ahead`. Before the first range is
+    /// created, the distance is measured from `highest`, the highest id in the outlier map. The
+    /// first id of a space is never too far.
     pub fn is_too_far(&self, id: u64, highest: Option<u64>) -> bool {
         let most = self.max_ahead.load(Relaxed);
         self.high().or(highest).is_some_and(|from| id.saturating_sub(from) > most)
@@ -490,9 +490,9 @@ impl Frontier {
             && !self.follows()
     }
 
-    /// Opens or extends a range for the ids in `ahead`. `ahead` contains the ids of all outlier
-    /// entries in any order, repeated once per write. Returns whether a range opened or grew. The
-    /// engine then moves entries into tables.
+    /// Creates or extends a range for the ids in `ahead`. `ahead` contains the ids of all outlier
+    /// entries in any order, repeated once per write. Returns whether a range was created or
+    /// extended. The engine then moves entries into tables.
     ///
     /// `is_short` is true if memory for outliers is short. `open` must close the table that
     /// contains the start of the range, and return whether it has closed the table. `open` runs
@@ -506,8 +506,8 @@ impl Frontier {
     ) -> bool {
         let mut tracking = self.ranges.lock();
         self.ahead.store(0, Relaxed);
-        // Every attempt sorts all entries, and most entries may never open a range. Retry only
-        // after the number of writes has grown by an eighth.
+        // Every attempt sorts all entries, and most of the entries may never become part of a
+        // range. Retry only after the number of writes has grown by an eighth.
         self.advance_after.store(ahead.len() / 8, Relaxed);
         ahead.retain(|&id| !self.contains(id));
         ahead.sort_unstable();
@@ -535,7 +535,7 @@ impl Frontier {
                 tracking.ranges.insert(at, tracked);
             }
         }
-        // The remaining entries may open another range.
+        // The remaining entries may suffice for another range.
         self.advance_after.store(0, Relaxed);
         self.ahead.store(MIN_IDS_AHEAD, Relaxed);
         self.publish(&tracking);
@@ -565,9 +565,9 @@ impl Frontier {
         changed
     }
 
-    /// Returns the range to open for the sorted ids of `ahead`. If they are within
-    /// [`WINDOW_FACTOR`] windows of an existing range, returns that range, extended to include
-    /// them. Returns `None` if there are too few ids or they are too far apart.
+    /// Returns the range to create for the sorted ids of `ahead`. If these ids are within
+    /// [`WINDOW_FACTOR`] windows of an existing range, returns that range, extended to include the
+    /// ids. Returns `None` if there are too few ids or they are too far apart.
     fn range_among(
         &self,
         tracking: &Tracking,
@@ -597,8 +597,8 @@ impl Frontier {
             let window = known.window.max(window);
             return Some(Range { high: chain(near, window), window, ..known });
         }
-        // Include lower ids that are much closer to the shorth than to the range below. They are
-        // older posts of the same service.
+        // Include lower ids that are much closer to the shorth than to the next lower range. These
+        // ids are older posts of the same service.
         let close = |&id: &u64| ahead[first] - id <= id.saturating_sub(known.high) / WINDOW_FACTOR;
         let start = ahead[..=first].iter().rev().copied().take_while(close).last()?;
         (distance > window || is_full).then(|| Range { start, high: chain(near, window), window })
@@ -665,7 +665,7 @@ mod tests {
     /// Capacity of the outlier map.
     const MOST: usize = 1 << 16;
 
-    /// Opens a range if there are enough ids, and removes its ids from `ahead`.
+    /// Creates a range if there are enough ids, and removes its ids from `ahead`.
     fn take_in(frontier: &Frontier, ahead: &mut Vec<u64>) {
         if frontier.should_advance(ahead.len())
             && frontier.advance(&mut ahead.clone(), false, |_| true)
@@ -758,7 +758,7 @@ mod tests {
                 "{most}"
             );
             // Near the end of the id space there are half of all ids, only three distinct ids, or
-            // all ids but one.
+            // all ids except one.
             let begins = |ids: &dyn Fn(u64) -> u64| {
                 let frontier = Frontier::new(None, most);
                 (advanced(&frontier, (0..most as u64).map(ids)), frontier.admit(u64::MAX))
@@ -867,8 +867,8 @@ mod tests {
         }
     }
 
-    /// While [`MAX_RANGES`] ranges are in use, a new range opens only after an idle range was
-    /// joined.
+    /// While [`MAX_RANGES`] ranges are in use, a new range is created only after an idle range has
+    /// been joined with another range.
     #[test]
     fn ranges_are_few() {
         let frontier = settled(1 << 30, 1, 1000);
@@ -915,7 +915,7 @@ mod tests {
         }
     }
 
-    /// When memory is short, a few distinct ids open a range, however far apart they are.
+    /// When memory is short, a range is created for a few distinct ids, however far apart they are.
     #[test]
     fn short_memory_opens_a_range_for_a_quorum() {
         let young = Frontier::new(None, MOST);
@@ -936,7 +936,7 @@ mod tests {
     }
 
     /// If all ranges are in use and memory is short, the least recently used range is joined with
-    /// the range above it. The range below the new range is never joined.
+    /// the range above it. The range directly below the new range is never joined.
     #[test]
     fn the_range_that_is_used_least_makes_room() {
         let place = |n: u64, i: u64| (1 << (32 + n)) + i;
@@ -1001,7 +1001,7 @@ mod tests {
         assert_eq!(frontier.admit(high + 4096), Inside);
     }
 
-    /// If the table cannot be opened nothing changes, and a later attempt may succeed.
+    /// If the range's table cannot be created, nothing changes, and a later attempt may succeed.
     #[test]
     fn a_range_opens_with_its_table_or_not_at_all() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1013,8 +1013,8 @@ mod tests {
         assert!(frontier.advance(&mut ahead, false, |range| range.start == 1 << 55));
     }
 
-    /// A few random ids do not open a range. Many random ids open ranges, but the range in use does
-    /// not change.
+    /// No range is created for a few random ids. For many random ids, ranges are created, but the
+    /// range in use does not change.
     #[test]
     fn random_ids_take_nothing_from_the_traffic() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1070,7 +1070,7 @@ mod tests {
         assert_eq!(frontier.high(), Some(begin + 9999));
     }
 
-    /// A few thousand ids far ahead do not open a range, and neither do a few frequent ids.
+    /// No range is created for a few thousand ids far ahead, or for a few frequent ids.
     #[test]
     fn few_strays_move_nothing() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1088,7 +1088,7 @@ mod tests {
         );
     }
 
-    /// New ids jump by two windows. The range grows, and no other range opens.
+    /// New ids jump by two windows. The existing range grows, and no new range is created.
     #[test]
     fn a_short_jump_moves_its_range() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1160,8 +1160,8 @@ mod tests {
         assert_eq!(Frontier::new(None, MOST).boundary(u64::MAX), None);
     }
 
-    /// Writes to both ranges and to the gap while the upper range opens. Ids of the gap must never
-    /// be inside.
+    /// Writes to both ranges and to the gap while the upper range is created. Ids of the gap must
+    /// never be inside.
     #[test]
     fn no_id_of_the_gap_is_inside_while_a_range_opens() {
         for round in 0..200 {

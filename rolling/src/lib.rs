@@ -1,9 +1,9 @@
 //! Rolling tables: the ring of tables behind the counter engine and the existence engine.
 //!
-//! A *space* is divided into *tables* by ranges of ids. New ids are usually larger than old ones,
-//! so the newest table receives most new ids. When it is full, a *rollover* closes it at a boundary
-//! and opens an empty table above it. If a second service uses much larger ids, each service has an
-//! *open* table of its own, and both are replaced when they are full.
+//! A *space* is divided into *tables* by ranges of ids. New ids are usually larger than old ids, so
+//! the newest table receives most new ids. When it is full, a *rollover* closes it at a boundary
+//! and creates an empty table above it. If a second service uses much larger ids, each service has
+//! an *open* table of its own, and both are replaced when they are full.
 //!
 //! ```text
 //!   below the horizon |  table 0       table 1       table 2 (newest, open-ended)
@@ -20,7 +20,7 @@
 //!   even during rollovers and rewrites.
 //! - **R4** Client writes never raise the horizon; only [`Ring::recycle`] does.
 //! - **R5** An id far above all others does not move a table boundary ([`Frontier`]). [`Outliers`]
-//!   stores such ids. Readers of the outliers never wait.
+//!   stores such ids (outliers). Readers of outliers never wait.
 
 mod bits;
 mod frontier;

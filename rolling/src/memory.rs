@@ -8,7 +8,7 @@
 //! reasons:
 //! - *Viewing the map as atomics.* The map is private, anonymous, zeroed, page-aligned and owned by
 //!   `Words`, which never exposes its bytes. All access is through `&[AtomicU64]`, for which any
-//!   bit pattern is valid. The map is unmapped on drop, when no borrow exists. The memory is
+//!   bit pattern is valid. The destructor unmaps the memory, when no borrow exists. The memory is
 //!   anonymous, so no truncated file can raise SIGBUS. If the machine runs out of memory, the
 //!   kernel's OOM killer acts as for any allocation.
 //! - *Prefetching.* The instruction is a hint and never faults, whatever the address.

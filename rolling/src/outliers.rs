@@ -1,9 +1,9 @@
-//! The outlier map: stores the entries of ids ahead of the frontier until the frontier reaches
-//! them.
+//! The outlier map: stores the entries of outliers (ids far above all tables) until the frontier
+//! reaches them.
 //!
 //! The map is normally empty or has a few bad ids. Writers change it one at a time, under a mutex.
-//! Readers use the last published version and never wait, even while a writer opens a table. Every
-//! operation first compares its id with an atomic lower bound of the ids in the map. Most
+//! Readers use the last published version and never wait, even while a writer creates a table.
+//! Every operation first compares its id with an atomic lower bound of the ids in the map. Most
 //! operations need no further step.
 //!
 //! An entry may move into a table at any time. No reader misses it:
@@ -231,7 +231,7 @@ impl<V> Outliers<V> {
         result
     }
 
-    /// Opens a range with [`Frontier::advance`] if there are enough entries. `weight` returns the
+    /// Creates a range with [`Frontier::advance`] if there are enough entries. `weight` returns the
     /// number of writes for which an entry counts. `is_short` is true if memory for entries is
     /// short. If this returns true, call [`Outliers::drain`] next.
     pub fn advance(
@@ -431,7 +431,8 @@ mod tests {
         assert_eq!(outliers.read(1 << 30, |v| *v), Some(7));
     }
 
-    /// Before a range opens, `max_ahead` limits the distance from the highest id in the map.
+    /// Before the first range is created, `max_ahead` limits the distance from the highest id in
+    /// the map.
     #[test]
     fn a_young_space_refuses_what_is_too_far_above_its_highest_id() {
         let (outliers, frontier) = (Outliers::<u64>::default(), Frontier::new(Some(100), 1 << 16));
@@ -534,8 +535,8 @@ mod tests {
         assert_eq!((all(), table.lock()[&A]), (vec![(C, 2)], 5));
     }
 
-    /// Two threads write and one moves entries while the frontier advances. No increment is lost,
-    /// and no reader misses an id.
+    /// Two threads write, and a third thread moves entries, while the frontier advances. No
+    /// increment is lost, and no reader misses an id.
     #[test]
     fn nothing_is_lost_on_the_way_into_the_tables() {
         for round in 0..200 {

@@ -1,5 +1,5 @@
-//! A persistent ordered map, of which each version is immutable. The outlier map publishes its
-//! entries in such a map.
+//! A persistent ordered map, whose versions are immutable. The outlier map publishes the entries of
+//! outliers (ids far above all tables) in such a map.
 //!
 //! ```text
 //!   branch, split 1100     ids less than 1100 are on the left, others on the right

@@ -19,18 +19,18 @@
 //! publishing, the old slot is marked closed. Only then do its replacements accept writes.
 //!
 //! **Rewriting** moves rows between tables concurrently with reads and writes. [`Ring::rewrite`]
-//! replaces one slot by several that cover the same range and *drain* the old one. Each row moves
-//! under the stripe of its new slot: it is stored in the new table, then deleted from the old one.
-//! A reader must follow two rules:
-//! - In an [`Entry`] with [`Entry::drains`], search the old table first, then the new one.
+//! replaces one slot by several slots that cover the same range and *drain* the old slot. Each row
+//! moves under the stripe of its new slot: it is stored in the new table, then deleted from the old
+//! table. A reader must follow two rules:
+//! - In an [`Entry`] with [`Entry::drains`], search the old table first, then the new table.
 //! - After a miss in a slot [from which the id has moved](Slot::has_moved), take a new snapshot and
 //!   search again.
 //!
 //! [`Ring::finish`] removes the old slot once it is empty.
 //!
-//! **Joining** replaces adjacent small slots by one: [`Ring::join`]. A slot can drain only one
-//! other slot. Joining therefore copies the rows between *barrier* and *publish*, while writers of
-//! the range wait.
+//! **Joining** replaces adjacent small slots by a single slot: [`Ring::join`]. A slot can drain
+//! only one other slot. Joining therefore copies the rows between *barrier* and *publish*, while
+//! writers of the range wait.
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
@@ -107,8 +107,8 @@ impl<T> Slot<T> {
         self.state.load(SeqCst) == CLOSED
     }
 
-    /// Whether a reader that did not find `id` in this slot must search a new snapshot. If so, that
-    /// snapshot has already been published. Call this after the failed search.
+    /// Returns true if a reader that failed to find `id` in this slot must search a new snapshot.
+    /// That snapshot has already been published. Call this after the failed search.
     #[inline]
     pub fn has_moved(&self, id: u64) -> bool {
         match self.state.load(SeqCst) {
@@ -163,7 +163,7 @@ impl<T> Entry<T> {
         self.slot
     }
 
-    /// The old slot whose rows are moving to this one. Readers search the old slot first. A writer
+    /// The old slot whose rows are moving to this slot. Readers search the old slot first. A writer
     /// first moves the row that it is about to change. The writer holds the row's stripe, so no
     /// other thread moves the same row.
     #[inline]
@@ -303,7 +303,7 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Closes the table that starts at `low` at a boundary, and opens `next` for the rest of its
+    /// Closes the table that starts at `low` at a boundary, and adds `next` for the rest of its
     /// range. Returns the boundary.
     ///
     /// `boundary` runs while writers are excluded. It must return an id above every id in the table
@@ -364,8 +364,8 @@ impl<T> Ring<T> {
     ///
     /// # Errors
     ///
-    /// Returns `parts` if no slot starts at `low`, if it is still draining another, or if the
-    /// lowest ids of the parts do not start at `low` and ascend within its range.
+    /// Returns `parts` if no slot starts at `low`, if that slot is still draining another slot, or
+    /// if the lowest ids of the parts do not start at `low` and ascend within its range.
     pub fn rewrite(&self, low: u64, parts: Vec<(u64, T)>) -> Result<Arc<Slot<T>>, Vec<(u64, T)>> {
         let _structure = self.structure.lock();
         let tables = self.load();
@@ -396,7 +396,7 @@ impl<T> Ring<T> {
     /// accepts writes. A reader with an older list of slots therefore never finds an outdated row.
     ///
     /// Returns `None`, and changes nothing, unless two or more slots cover the range exactly, none
-    /// of them drains another, and the newest is not among them.
+    /// of these slots drains another slot, and the newest slot is not among them.
     ///
     /// # Errors
     ///
@@ -633,7 +633,7 @@ mod tests {
         }
     }
 
-    /// Two writers increment keys while the ring opens, splits, joins and drains tables (R2, R3).
+    /// Two writers increment keys while the ring creates, splits, joins and drains tables (R2, R3).
     #[test]
     fn no_increment_is_lost_while_the_ring_changes() {
         const KEYS: u64 = 512;

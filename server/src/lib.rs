@@ -246,7 +246,7 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
         Err(error) => {
             host.stop.now();
             for thread in threads {
-                // Ignore this error, and report the original one.
+                // Ignore this error, and report the original error.
                 let _ = thread.join();
             }
             Err(error)

@@ -1,6 +1,6 @@
 //! Health checks among cluster nodes (`node::cluster::health`). Each node is polled on a separate
-//! connection, so a slow node does not delay the others. A restarted master is fenced: it refuses
-//! writes until other nodes confirm its role. This module requests the confirmation.
+//! connection, so a slow node does not delay the other nodes. A restarted master is fenced: it
+//! refuses writes until other nodes confirm its role. This module requests the confirmation.
 
 use client::{Link, Reply, within};
 use dataset::clock::unix_ms;
@@ -22,7 +22,7 @@ const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval at which a node checks whether it is fenced.
 const FENCE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
-/// Error code of a node that is still loading.
+/// Error code that a node returns while it loads its data.
 const LOADING: &str = "LOADING";
 
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
@@ -43,7 +43,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
 async fn lift_fences(host: &Arc<Host>) -> std::convert::Infallible {
     let process = host.node().process();
     // After a final refusal, do not ask for confirmation again under the same topology. On a second
-    // attempt, the node that refused might be unreachable, and the others might confirm.
+    // attempt, the node that refused might be unreachable, and the other nodes might confirm.
     let mut refused = None;
     loop {
         let topology = process.cluster.topology();

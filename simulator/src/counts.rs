@@ -45,7 +45,7 @@ pub struct RunCounts {
     pub clock_jumps: u64,
     /// Number of spaces that had several id ranges when a process ended.
     pub ranges: u64,
-    /// Number of spaces that had outliers when a process ended.
+    /// Number of spaces that had outliers (ids far above all tables) when a process ended.
     pub outliers: u64,
     /// Number of tables whose filters were rebuilt.
     pub rebuilt: u64,

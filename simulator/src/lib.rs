@@ -19,16 +19,17 @@
 //! - counters are exact, and a like counter equals the number of members and SCARD;
 //! - a set flag is always reported as set, and an unset one as unset;
 //! - a command or transaction is applied as a whole or not at all;
-//! - acknowledged changes of the catalogue survive;
+//! - acknowledged changes to the catalogue survive;
 //! - every request gets a reply, and every restart succeeds.
 //!
-//! With three of seven seeds, posts have ids in several ranges, with outliers in the gaps. In these
-//! runs likes fill the tables, snapshots are rare, every second restart is interrupted, and filters
-//! are often spilled and rebuilt for another false-positive rate.
+//! With three of seven seeds, posts have ids in several ranges, with outliers (ids far above all
+//! tables of their range) in the gaps. In these runs likes fill the tables, snapshots are rare,
+//! every second restart is interrupted, and filters are often spilled and rebuilt for a different
+//! false-positive rate.
 //!
-//! `cargo xtask sim system --runs 1000` runs more seeds; `--seed 7` replays one. About one run in
-//! 5,000 hits a false positive of a filter without a ledger. A false positive disappears when the
-//! run is replayed with other hashes (`TIDEMARK_FILTER_SEED=8`); a bug does not.
+//! `cargo xtask sim system --runs 1000` runs more seeds; `--seed 7` replays seed 7. About one run
+//! in 5,000 hits a false positive of a filter without a ledger. A false positive disappears when
+//! the run is replayed with other hashes (`TIDEMARK_FILTER_SEED=8`); a bug does not.
 #![forbid(unsafe_code)]
 
 mod cable;

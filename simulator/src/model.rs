@@ -29,8 +29,8 @@ pub(crate) enum Key {
 /// Names of a post's flags, indexed by [`Flag`].
 pub(crate) const FLAGS: [&str; 4] = ["like", "repost", "read", "seen"];
 
-/// Index of a flag. The first three flags belong to actions, whose counters equal the number of
-/// members.
+/// Identifies a flag by its index in [`FLAGS`]. The first three flags belong to actions, whose
+/// counters equal the number of members.
 pub(crate) type Flag = usize;
 pub(crate) const LIKE: Flag = 0;
 pub(crate) const REPOST: Flag = 1;
@@ -211,8 +211,8 @@ fn add(states: &mut States, state: State) {
 
 /// History of a row.
 struct Row {
-    /// Time of each acknowledged change, and the possible states after it. The last entry is the
-    /// current one.
+    /// Time of each acknowledged change, and the possible states after it. The last entry contains
+    /// the current state.
     past: Vec<(Duration, States)>,
     /// Number of changes removed from the front of `past`.
     forgotten: usize,
@@ -262,7 +262,7 @@ impl Row {
     }
 
     /// Returns the states that a read sent at version `since` may return: that state and all later
-    /// ones, acknowledged or not.
+    /// states, acknowledged or not.
     fn readable(&self, since: usize) -> States {
         let mut states = States::new();
         self.acknowledged(since).for_each(|state| add(&mut states, state.clone()));

@@ -196,7 +196,7 @@ impl World {
         }
         // The replica's log is final, because the replica receives nothing without a master.
         let has_before = self.link.has_all_before(process.node.durability.positions().0.offset);
-        // The model cannot undo changes of the catalogue, so no such change may be lost.
+        // The model cannot undo changes to the catalogue, so no such change may be lost.
         let catalogue_is_there = {
             let workload = self.workload.borrow();
             !workload.catalogue.changing

@@ -12,8 +12,8 @@ const NEW_POSTS_PER_COMMAND: u64 = 60;
 /// First id of each range. In every run, a few posts have ids in the second range.
 const RANGES: [u64; 3] = [0, 1 << 40, 1 << 50];
 const FAR_RANGE_START: u64 = RANGES[1];
-/// Number of ids at the start of a range that new posts do not use. An id below the post that opens
-/// a range is an outlier in the gap before the range.
+/// Number of ids at the start of a range that new posts do not use. An id below the first post of
+/// the range is in the gap before the range and is stored as an outlier.
 const GAP: u64 = 400;
 /// Maximum number of increments with a token that are stored for resending.
 const MAX_RESENT_INCREMENTS: usize = 40;
@@ -60,7 +60,7 @@ pub(crate) enum Admin {
     List,
 }
 
-/// Fields and spaces that the workload has added to the configured ones.
+/// Fields and spaces that the workload has added to the configured fields and spaces.
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
     /// Fields that were added to posts.
@@ -212,7 +212,7 @@ impl Workload {
         self.habits.ranges > 1
     }
 
-    /// Draws a range, in most cases the lowest one.
+    /// Draws a range, in most cases the lowest range.
     fn range(&self, random: &mut fastrand::Rng) -> usize {
         let ranges = self.habits.ranges;
         if ranges > 1 && random.u32(0..3) == 0 { random.usize(1..ranges) } else { 0 }
@@ -244,7 +244,7 @@ impl Workload {
         Some(each(format!("{verb} {member}"), &new, &Step::Set { flag, member, on: true }))
     }
 
-    /// Draws posts, mostly new ones.
+    /// Draws posts, mostly new posts.
     fn posts(&mut self, random: &mut fastrand::Rng) -> Vec<u64> {
         // Repeat the last ids, to read or undo the last change.
         if !self.last.is_empty() && random.u32(0..4) == 0 {
@@ -256,7 +256,7 @@ impl Workload {
         let recent = end.saturating_sub(100).max(first);
         let end = end.max(first + 1);
         let ids = match random.u32(0..40) {
-            // Use ids greater than all others. Later posts will have these ids.
+            // Use ids greater than all existing ids. Later posts will have these ids.
             0..=4 => end..end + 3 * NEW_POSTS_PER_COMMAND,
             5 => FAR_RANGE_START..FAR_RANGE_START + NEW_POSTS_PER_COMMAND,
             6..=8 if range > 0 => RANGES[range]..first,

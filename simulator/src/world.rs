@@ -49,7 +49,7 @@ pub(crate) struct World {
     pub(crate) elapsed: Cell<Duration>,
     /// Sum of all jumps of the wall clock.
     jumped_us: Cell<i64>,
-    /// Machines of the run: a single one, or a master and its replica.
+    /// Machines of the run: a single master, or a master and its replica.
     machines: Vec<Machine>,
     /// Index of the master.
     pub(crate) leader: Cell<usize>,
@@ -60,7 +60,7 @@ pub(crate) struct World {
     pub(crate) depth: Cell<u32>,
     /// Whether connections are being served.
     pub(crate) serving: Cell<bool>,
-    /// Whether clients send only audits and the disk does not fail.
+    /// True while clients send only audits and the disk works without faults.
     is_quiet: Cell<bool>,
     /// Start of the last successful commit.
     committed: Cell<Duration>,
@@ -186,7 +186,7 @@ impl World {
             // With old snapshots and interrupted restarts, recovery depends mostly on the log.
             start_odds = 2;
             snapshot_odds = *random.choice(&[2, 8, u32::MAX]).expect("some");
-            // With this limit, 64 pairs open a new range.
+            // With this limit, a new range is created for 64 pairs.
             config.existence.iter_mut().for_each(|space| space.max_outliers = 1024);
             let ledger = if random.bool() { LedgerMode::Exact } else { LedgerMode::Off };
             config.existence[1].ledger = ledger;
@@ -632,7 +632,7 @@ impl World {
             && altered.is_some_and(|altered| *altered + MAX_LOSS_SPAN >= self.left.get())
     }
 
-    /// Ends the process: a kill of the process, or a power cut of the machine.
+    /// Ends the process by a simulated kill, or by a power loss of the machine.
     fn crash_process(&self) {
         let Some(process) = self.leader().process.take() else { return };
         let is_kill = self.chance(3);

@@ -67,7 +67,7 @@ impl Archive {
         let disk = store.disk();
         let mut heads = Vec::new();
         let mut wanted = durable.segment;
-        // Read the segment headers backward, from the newest segment to the last archived one.
+        // Read the segment headers backward, from the newest segment to the last archived segment.
         while let Some(head) = segments_back(&**disk, wanted, 1)?.pop() {
             heads.push(head);
             wanted = head.previous;
@@ -132,8 +132,8 @@ impl Archive {
         put()
     }
 
-    /// Removes segments last modified before `oldest`, except for the newest one, and empty
-    /// folders. Returns the number of removed segments.
+    /// Removes segments last modified before `oldest`, except for the newest segment, and removes
+    /// empty folders. Returns the number of removed segments.
     pub fn trim(&self, oldest: SystemTime) -> Result<u64> {
         let mut removed = 0;
         for (folder, _) in folders_in(&self.folder) {

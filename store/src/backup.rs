@@ -176,7 +176,7 @@ impl Backup {
         Ok(Backup { lineage, from, from_ms, position, time_ms, made_ms, files })
     }
 
-    /// Reads the description from a folder; `None` if the folder is not a backup.
+    /// Reads the description from a folder. Returns `None` if the folder is not a backup.
     pub fn read(disk: &dyn Disk) -> Result<Option<Backup>> {
         let path = disk.path(BACKUP);
         let bytes = match read_whole(disk, BACKUP, LIMIT_BYTES) {
@@ -414,7 +414,7 @@ pub(crate) fn with_ends(heads: &[SegmentHead], end: Position) -> Vec<(SegmentHea
     sized.map(|(head, end)| (*head, head.byte_of(end).unwrap_or(0))).collect()
 }
 
-/// Reads the batches of the segments up to `end`, or to the last valid one. Returns the end.
+/// Reads the batches of the segments up to `end`, or to the last valid batch. Returns the end.
 ///
 /// `each` receives the position after a batch. If `each` returns false, the walk stops, and that
 /// batch is not included.

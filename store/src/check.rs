@@ -31,7 +31,7 @@ use crate::staging::pending;
 pub enum Severity {
     /// No problem.
     Good,
-    /// A deviation without data loss. The next startup corrects it.
+    /// A deviation without data loss, which the next startup corrects.
     Note,
     /// The system refused a read, so the contents are unknown.
     NotRead,
@@ -631,7 +631,7 @@ fn dump_rows(file: &Arc<ColdFile>, whose: &str, text: &mut Dump<'_>) -> Result<(
     Ok(())
 }
 
-/// Returns the lineage of a folder; `None` without a manifest.
+/// Returns the lineage of a folder, or `None` without a manifest.
 pub fn lineage_of(disk: &dyn Disk) -> Result<Option<Lineage>> {
     Ok(Manifest::read(disk)?.map(|m| m.lineage))
 }

@@ -65,7 +65,7 @@ pub trait Disk: Send + Sync + Debug {
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>>;
     /// Returns the number of free bytes that the file system reports.
     fn free_bytes(&self) -> io::Result<u64>;
-    /// Returns the real folder of the files; `None` for a simulated disk.
+    /// Returns the real folder of the files, or `None` for a simulated disk.
     fn place(&self) -> Option<&Path> {
         None
     }

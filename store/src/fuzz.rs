@@ -55,7 +55,7 @@ impl<'a> Input<'a> {
         !self.0.is_empty() && self.byte() % of == of - 1
     }
 
-    /// Returns a different number than `was` with a probability of 1/16, otherwise `was`.
+    /// Returns a number other than `was` with a probability of 1/16, otherwise `was`.
     fn number(&mut self, was: u64) -> u64 {
         if !self.rarely(16) {
             return was;

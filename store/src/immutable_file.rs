@@ -55,8 +55,8 @@ impl AlignedBuffer {
     }
 }
 
-/// Naming scheme of one kind of file. A name has the number of the snapshot or merge, and a file
-/// number within it.
+/// Naming scheme of one kind of file. A name contains the snapshot or merge number and a file
+/// number within that snapshot or merge.
 pub(crate) struct Naming {
     pub(crate) prefix: &'static str,
     pub(crate) suffix: &'static str,

@@ -134,7 +134,7 @@ pub struct Log {
     options: LogOptions,
     lineage: Lineage,
     term: u64,
-    /// Newest segment; `None` after a failure until the next segment exists.
+    /// Newest segment, or `None` after a failure until the next segment exists.
     file: Option<Box<dyn DiskFile>>,
     head: SegmentHead,
     written: Position,
@@ -187,7 +187,7 @@ impl Log {
             has_segment: !is_first,
             stats: LogStats::default(),
         };
-        // Recovery always begins a new segment, even after an empty one. A power cut may have
+        // Recovery always begins a new segment, even after an empty segment. A power cut may have
         // destroyed bytes of the old segment that replicas already received.
         match log.open_segment(end, void) {
             // Continue if the disk is full, so that the server can serve reads. The first append or
@@ -288,7 +288,7 @@ impl Log {
         Ok(())
     }
 
-    /// Begins a new segment regardless of the size of the current one.
+    /// Begins a new segment regardless of the size of the current segment.
     ///
     /// # Panics
     ///

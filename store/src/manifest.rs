@@ -102,7 +102,7 @@ pub struct FileEntry {
 pub struct Manifest {
     /// Lineage of all files.
     pub lineage: Lineage,
-    /// Number of this manifest, which increases with each manifest.
+    /// Sequence number of this manifest.
     pub number: u64,
     /// Term of the log.
     pub term: u64,
@@ -250,7 +250,7 @@ impl Manifest {
         Ok(Manifest { lineage, number: manifest_number, term, replay, durable, files })
     }
 
-    /// Reads the folder's manifest; `None` if there is none.
+    /// Reads the folder's manifest. Returns `None` if the folder has no manifest.
     pub fn read(disk: &dyn Disk) -> Result<Option<Manifest>> {
         Manifest::read_as(disk, MANIFEST)
     }

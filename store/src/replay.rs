@@ -47,7 +47,7 @@ pub(crate) struct Path {
     pub(crate) next_segment: u64,
 }
 
-/// Finds the segments from `start` to the newest one.
+/// Finds the segments from `start` to the newest segment.
 ///
 /// The path is empty if the lineage has no segment yet. If `at_rest` is true, no writer is active
 /// and the caller will continue the log. Recovery then [settles](settle) each segment before it
@@ -146,7 +146,7 @@ fn check_void(disk: &dyn Disk, number: u64, next: &SegmentHead) -> Result<()> {
 }
 
 /// Checks that a segment without a valid header is an interrupted creation. The segment must be the
-/// newest one and contain no batch (L2).
+/// newest segment and contain no batch (L2).
 fn check_unfinished(
     disk: &dyn Disk,
     lineage: Lineage,
@@ -239,7 +239,7 @@ pub(crate) fn read_segment_head(
     Ok(SegmentHead::decode(&bytes[..n]))
 }
 
-/// Returns the headers of existing segments, from `newest` to older ones, up to a maximum of
+/// Returns the headers of existing segments, from `newest` to older segments, up to a maximum of
 /// `most`. Skips void segments, because no segment continues them.
 pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<SegmentHead>> {
     let numbers = segment_numbers(disk)?;
@@ -435,7 +435,7 @@ impl BatchReader {
     fn scan(&mut self, byte: u64, accept: impl Fn(&BatchHead, u64) -> bool) -> Result<Option<u64>> {
         let mut byte = byte;
         while let Some(start) = self.fill(byte, BATCH_HEAD_BYTES)? {
-            // Test `accept` first, because it is cheap and runs for every byte of a tail.
+            // Test `accept` first, because it is cheap and runs for every byte of a damaged tail.
             if accept(&fields(&self.buffer[start..]), byte)
                 && read_head(&self.buffer[start..], &self.head.place(byte)).is_some()
             {

@@ -3,8 +3,8 @@
 //! A position is therefore valid on all nodes. A replica can resume from any node, and after a
 //! promotion other replicas can resume from it. The replica's log must equal the master's exactly:
 //!
-//! - **F1** Before an append the replica verifies that the batch follows the last one, by sequence
-//!   number and chain value.
+//! - **F1** Before an append the replica verifies that the batch follows the last batch, by
+//!   sequence number and chain value.
 //! - **F2** After a failure the replica truncates the batches that are not durable and fetches them
 //!   again. Unlike a master (`log.rs`, L3), the replica never writes such batches to another
 //!   segment. It truncates and syncs the file before it writes to the file again. Truncation needs
@@ -15,7 +15,7 @@
 //!   still has those bytes.
 //!
 //! A promotion calls [`ReplicaLog::into_log`]. The next segment has a higher term and is the first
-//! one that the node writes as a master.
+//! segment that the node writes as a master.
 
 use std::sync::Arc;
 
@@ -31,13 +31,13 @@ use crate::segment::{MAX_NUMBER, SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 pub struct ReplicaLog {
     disk: Arc<dyn Disk>,
     lineage: Lineage,
-    /// Newest segment; `None` before the first segment arrives.
+    /// Newest segment, or `None` before the first segment arrives.
     newest: Option<(SegmentHead, Box<dyn DiskFile>)>,
     written: Position,
     durable: Position,
     /// Whether a sync failed. Bytes after `durable` are then unreliable.
     failed: bool,
-    /// Whether this log begins at a snapshot, not at the beginning of the lineage.
+    /// True if this log begins at a snapshot, false if it begins at the start of the lineage.
     staged: bool,
 }
 
@@ -99,7 +99,7 @@ impl ReplicaLog {
         Ok(())
     }
 
-    /// Makes the appended batches durable and truncates an incomplete one. Called after a link
+    /// Makes the appended batches durable and truncates an incomplete batch. Called after a link
     /// ends.
     ///
     /// After an error the batches between [`ReplicaLog::durable`] and [`ReplicaLog::written`] are

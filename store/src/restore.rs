@@ -32,7 +32,8 @@ pub enum RestoreTarget {
     Latest,
     /// Last batch that ends at or before this offset.
     Offset(u64),
-    /// Last batch before the first one written after this time, in milliseconds since 1970.
+    /// End of the last batch that precedes all batches written after this time, in milliseconds
+    /// since 1970.
     Time(u64),
 }
 
@@ -152,8 +153,8 @@ fn of_backup(backup: &Backup, disk: &Arc<dyn Disk>) -> Result<Vec<SourceSegment>
     Ok(segments)
 }
 
-/// Appends the archived segments after the backup's end. Returns the number of a newer segment that
-/// is not connected to them, if any.
+/// Appends the archived segments after the backup's end. Returns the segment number of a newer
+/// segment that does not continue them, if any.
 fn extend(
     segments: &mut Vec<SourceSegment>,
     backup: &Backup,
@@ -184,8 +185,8 @@ fn extend(
     let mut at = longest.unwrap_or(last);
     let mut least = backup.position.offset;
     loop {
-        // If there are several successors, the last one is valid. The other successors are left
-        // from a failure or an abandoned history.
+        // If there are several successors, the last successor is valid. The other successors are
+        // left from a failure or an abandoned history.
         let follows = |source: &&SourceSegment| {
             source.head.previous == at.head.segment
                 && source.head.term >= at.head.term

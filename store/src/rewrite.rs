@@ -46,7 +46,7 @@ impl<'a> NewFiles<'a> {
         self.entries.iter().map(|file| file.bytes).sum()
     }
 
-    /// Syncs the log, then replaces the files that match `is_replaced` with the new ones in the
+    /// Syncs the log, then replaces the files that match `is_replaced` with the new files in the
     /// manifest. Returns the total size of the new files in bytes.
     ///
     /// - `log`: syncs the log and returns its durable offset.

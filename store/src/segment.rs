@@ -23,10 +23,10 @@
 //! offset `base + b - 80`.
 //!
 //! **A segment defines the end of its predecessor**: the predecessor ends at the successor's
-//! `base`. The log can therefore be cut without truncating a file. After a failed sync, or after
-//! startup with a torn tail, the next segment begins at the last valid offset and has the void
-//! flag. Readers ignore the predecessor's bytes after that offset, and all segments with numbers
-//! between the two.
+//! `base`. The log can therefore be truncated without truncating a file. After a failed sync, or
+//! after startup with a torn tail, the next segment begins at the last valid offset and has the
+//! void flag. Readers ignore the predecessor's bytes after that offset, and all segments with
+//! numbers between the two.
 //!
 //! A segment is valid only if:
 //!
@@ -64,9 +64,9 @@ pub struct SegmentHead {
     pub void: bool,
     /// Lineage of the log.
     pub lineage: Lineage,
-    /// Number of this segment.
+    /// Sequence number of this segment in the log.
     pub segment: u64,
-    /// Number of the segment that this one continues; 0 for none.
+    /// Sequence number of the preceding segment; 0 if there is no predecessor.
     pub previous: u64,
     /// Offset of the first batch in the lineage.
     pub base: u64,
@@ -156,7 +156,7 @@ impl SegmentHead {
         self.base + (byte - SEGMENT_HEAD_BYTES)
     }
 
-    /// Returns the byte in the file for a lineage offset; `None` if the offset is before this
+    /// Returns the byte in the file for a lineage offset, or `None` if the offset is before this
     /// segment.
     pub fn byte_of(&self, offset: u64) -> Option<u64> {
         offset.checked_sub(self.base)?.checked_add(SEGMENT_HEAD_BYTES)

@@ -332,7 +332,7 @@ impl SnapshotReader {
         &self.head
     }
 
-    /// Returns the number of rows. Available only after the last chunk.
+    /// Returns the number of rows. The number is available only after the last chunk has been read.
     pub fn rows(&self) -> u64 {
         self.rows
     }

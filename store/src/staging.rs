@@ -1,5 +1,5 @@
-//! Staging area of a full sync. The new data set is stored next to the current one and replaces it
-//! atomically at the end.
+//! Staging area of a full sync. The new data set is stored next to the current data set and
+//! replaces it atomically at the end.
 //!
 //! ```text
 //!   staged-plan.manifest          the master's manifest
@@ -120,7 +120,7 @@ pub enum VerifiedFile {
 }
 
 impl Staging {
-    /// Begins a full sync, or continues one after the link was cut.
+    /// Begins a full sync, or resumes a full sync after the link was lost.
     ///
     /// - `manifest`: the master's manifest.
     /// - `own`: the manifest of the current data set.
@@ -281,8 +281,8 @@ impl Staging {
         Ok(VerifiedFile::Whole)
     }
 
-    /// Returns the contents of the first small snapshot file with a tag that matches `is`; `None`
-    /// until it is fetched.
+    /// Returns the contents of the first small snapshot file with a tag that matches `is`, or
+    /// `None` until it is fetched.
     pub fn small(&self, is: impl Fn(&Tag) -> bool) -> Result<Option<Vec<u8>>> {
         let mut files =
             self.manifest.files.iter().filter(|f| f.role == Role::Snapshot && is(&f.tag));
@@ -302,7 +302,7 @@ impl Staging {
         .map(Some)
     }
 
-    /// Returns the staged log. The log is empty at first, and again after the link was cut.
+    /// Returns the staged log. The log is empty at first, and again after the link was lost.
     pub fn log(&mut self) -> Result<&mut ReplicaLog> {
         if self.log.is_none() {
             for name in list(&*self.staged_disk)? {
@@ -330,8 +330,8 @@ impl Staging {
         self.missing.is_empty() && self.log.as_ref().is_some_and(reaches)
     }
 
-    /// Makes the staged data set the current one, durably. `adopt` completes the replacement in
-    /// this process or a later one.
+    /// Durably replaces the current data set with the staged data set. `adopt` completes the
+    /// replacement in this process or a later process.
     pub fn commit(mut self) -> Result<()> {
         let log = self.log.take();
         let term = log.as_ref().map_or(0, ReplicaLog::term);
@@ -430,7 +430,7 @@ pub(crate) fn pending(main: &dyn Disk) -> Result<Option<Adopted<'_>>> {
 }
 
 impl Adopted<'_> {
-    /// Returns the current name of a file of the view; `None` if the view has no such file.
+    /// Returns the current name of a file of the view, or `None` if the view has no such file.
     fn name_now(&self, name: &str) -> Option<String> {
         if name == MANIFEST {
             return Some(if self.is_now { NOW } else { NEXT }.to_owned());

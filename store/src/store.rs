@@ -408,7 +408,7 @@ impl Store {
         ColdWriter::new(self.begin_pages(tag)?, columns)
     }
 
-    /// Opens a cold file, whether or not the manifest names it yet.
+    /// Opens a cold file. The manifest need not list the file yet.
     pub fn open_cold(&self, entry: &FileEntry) -> Result<ColdFile> {
         let (pages, note) = self.open_pages(entry)?;
         ColdFile::new(pages, &note)
@@ -421,7 +421,7 @@ impl Store {
         PageWriter::create(self.disk.clone(), self.lineage, (number, 1), tag)
     }
 
-    /// Opens a page file, whether or not the manifest names it yet. Also returns its note.
+    /// Opens a page file. The manifest need not list the file yet. Also returns its note.
     pub fn open_pages(&self, entry: &FileEntry) -> Result<(PageFile, Vec<u8>)> {
         PageFile::open(&*self.disk, entry, self.lineage)
     }
@@ -436,7 +436,7 @@ impl Store {
         self.manifest().files.iter().filter(|f| f.role == Role::Cold).cloned().collect()
     }
 
-    /// Allocates the number of a new snapshot and protects the snapshot's files from removal.
+    /// Allocates a snapshot number and protects the snapshot's files from removal.
     pub(crate) fn number_snapshot(&self) -> u64 {
         let mut building = self.building.lock();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
@@ -481,7 +481,7 @@ impl Store {
         })
     }
 
-    /// Adds files to the manifest and removes others from it, atomically.
+    /// Atomically adds files to the manifest and removes other files from it.
     ///
     /// The new files must be complete and synced under their final names. The caller may delete the
     /// removed files after this call, once no reader has them open. `durable` is an offset up to
@@ -566,8 +566,8 @@ impl Store {
         self.trim_log(self.needed_from().segment.min(self.log_from.load(Ordering::Relaxed)))
     }
 
-    /// Deletes the oldest segment unless startup or a pin needs it. Returns its number and its size
-    /// in bytes.
+    /// Deletes the oldest segment unless startup or a pin needs it. Returns the segment's number
+    /// and its size in bytes.
     ///
     /// The caller uses this to free space for new writes. Disconnected replicas may then need a
     /// full sync.
@@ -590,7 +590,7 @@ impl Store {
         needed.min_by_key(|at| at.segment).unwrap_or(replay)
     }
 
-    /// Deletes the oldest segments before `needed` until the remaining ones fit in
+    /// Deletes the oldest segments before `needed` until the remaining segments fit in
     /// `keep_log_bytes`.
     fn trim_log(&self, needed: u64) -> Result<()> {
         let numbers = segment_numbers(&*self.disk)?;
@@ -637,13 +637,13 @@ impl Store {
         }
     }
 
-    /// Returns the number of the oldest segment on disk.
+    /// Returns the segment number of the oldest segment on disk.
     pub fn oldest_segment(&self) -> Result<Option<u64>> {
         Ok(segment_numbers(&*self.disk)?.first().copied())
     }
 
-    /// Follows the log back from `limit` to the first segment of the lineage; `None` if that
-    /// segment is missing.
+    /// Follows the log back from `limit` to the first segment of the lineage. Returns `None` if
+    /// that segment is missing.
     ///
     /// The oldest file may be a different segment, because an interrupted creation of the first
     /// segment leaves a file that no segment continues.

@@ -1,9 +1,10 @@
 //! Reader that follows the log while it is written; the source of the replication stream.
 //!
-//! A [`Tail`] begins at any position between two batches and reads up to a limit, usually the
-//! durable end of the log. A tail uses one read buffer, regardless of its lag. As in recovery, a
-//! segment ends at its successor's base. The tail returns the bytes of the log unchanged. A
-//! replica's log is therefore identical to the master's, and a position is valid on both.
+//! A tailing reader ([`Tail`]) begins at any position between two batches and reads up to a limit,
+//! usually the durable end of the log. A tailing reader uses one read buffer, regardless of its
+//! lag. As in recovery, a segment ends at its successor's base. The reader returns the bytes of the
+//! log unchanged. A replica's log is therefore identical to the master's, and a position is valid
+//! on both.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ pub enum Step<'a> {
     End,
 }
 
-/// Reason why a tail cannot begin at a position.
+/// Reason why a tailing reader cannot begin at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PositionMissing {
     /// The segment was removed.
@@ -47,8 +48,8 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Verifies that the log contains position `start`, including its chain value, and opens a tail
-    /// at that position. `limit` is the log's durable end.
+    /// Verifies that the log contains position `start`, including its chain value, and opens a
+    /// tailing reader at that position. `limit` is the log's durable end.
     ///
     /// Returns [`Error::Refused`] if the log does not contain the position. The replica then needs
     /// a full sync.
@@ -122,8 +123,8 @@ impl Tail {
         Ok(if at == start { Ok(tail) } else { Err(PositionMissing::Diverged) })
     }
 
-    /// Opens a tail at a position that an earlier tail reached in this segment, without
-    /// verification.
+    /// Opens a tailing reader, without verification, at a position that an earlier reader reached
+    /// in this segment.
     pub fn resume(disk: Arc<dyn Disk>, head: SegmentHead, at: Position) -> Result<Tail> {
         let name = segment_name(head.segment);
         let path = disk.path(&name);

@@ -57,7 +57,7 @@ struct Package {
     name: String,
     version: String,
     license: Option<String>,
-    /// `None` for a member of the workspace.
+    /// Origin of the package, or `None` for a member of the workspace.
     source: Option<String>,
 }
 

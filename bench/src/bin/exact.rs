@@ -21,7 +21,7 @@ use tidemark_bench::play::{load, median, percentile, take_all, text};
 use tidemark_bench::server::{Server, ServerFiles};
 
 /// Number of posts that receive likes at the same time. After this number of likes per post, a new
-/// post replaces the oldest one.
+/// post replaces the oldest post.
 const POSTS: u64 = 20_000;
 const LIKES_PER_POST: u64 = 50;
 /// Posts per page.

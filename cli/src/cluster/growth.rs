@@ -226,7 +226,7 @@ impl<N: Net> SlotMove<'_, N> {
         if newest(*net).await?.version != topology.version {
             return Err("the topology has changed: run the command again".to_owned());
         }
-        // All masters must know the current topology before the command creates the next one.
+        // All masters must know the current topology before the command creates the next topology.
         // Otherwise a master could accept a different topology with the same version.
         send_topology_to_masters(*net, &topology).await?;
         let topology = if is_replica {

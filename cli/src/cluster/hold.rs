@@ -29,7 +29,7 @@ pub(super) struct Hold<'n, N: Net> {
 }
 
 impl<N: Net> Hold<'_, N> {
-    /// Acquires the lock at all masters, in id order. The fixed order ensures that one of two
+    /// Acquires the lock on all masters, in id order. The fixed order ensures that one of two
     /// concurrent commands acquires all locks.
     pub(super) async fn begin<'n>(net: &'n N, topology: &Topology) -> Result<Hold<'n, N>, String> {
         let mut masters: Vec<&Member> = topology.masters().collect();
@@ -66,7 +66,7 @@ impl<N: Net> Hold<'_, N> {
         if self.renewed.elapsed() < RENEW_INTERVAL { Ok(()) } else { self.ask(HOLD).await }
     }
 
-    /// Releases the lock at all masters. If the request does not reach a master, the lock expires
+    /// Releases the lock on all masters. If the request does not reach a master, the lock expires
     /// there.
     pub(super) async fn release(&mut self) {
         let _ = self.ask(Duration::ZERO).await;

@@ -11,15 +11,15 @@ use std::fmt::Write as _;
 
 #[derive(Default)]
 struct NodeStatus {
-    /// Id of the node; empty if the node has none.
+    /// Id of the node; empty if the node has no id.
     id: String,
-    /// Version of the node's topology; -1 if the node has none.
+    /// Version of the node's topology; -1 if the node has no topology.
     version: String,
     rows: String,
     replication: String,
     /// For a master: the error returned to writes; empty while it accepts them.
     refusal: String,
-    /// `None` if the user lacks permission to read the definitions.
+    /// Schema, or `None` if the user lacks permission to read the definitions.
     schema: Option<Schema>,
 }
 

@@ -38,9 +38,9 @@ impl Columns {
 pub(super) struct Records {
     csv: Reader,
     pub(super) columns: Columns,
-    /// Number of the first line of the last record, starting at 1.
+    /// Line number at which the last record begins. The first line is 1.
     pub(super) line: u64,
-    /// Number of the next line.
+    /// Line number of the next line.
     next_line: u64,
     /// Whether the last byte was a CR. If so, an LF that follows belongs to the same line end.
     after_cr: bool,

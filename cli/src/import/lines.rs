@@ -82,7 +82,7 @@ fn skip_zeros(reader: &mut impl BufRead) -> io::Result<bool> {
 
 pub(super) struct Lines {
     pub(super) line: Vec<u8>,
-    /// Number of the last line, starting at 1.
+    /// Line number of the last line read. The first line is 1.
     pub(super) number: u64,
 }
 

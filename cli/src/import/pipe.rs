@@ -163,7 +163,7 @@ impl Pipe {
         self.events.try_iter()
     }
 
-    /// Returns the number of the line up to which all replies have arrived; `last` if no reply is
+    /// Returns the line number up to which all replies have arrived; `last` if no reply is
     /// outstanding.
     pub(super) fn answered_through(&self, last: u64) -> u64 {
         let first = |lane: &Lane| lane.outstanding.lock().front().copied();

@@ -56,7 +56,8 @@ impl AllRows {
         Ok((AllRows { servers, server_by_slot, fields, connect, cluster }, spaces))
     }
 
-    /// Connects to a master. Fails if it has different counters, because its rows would be misread.
+    /// Connects to a master. Fails if the counters of this master differ from those of the first
+    /// master, because its rows would be misread.
     fn open_one(to: ConnectArgs, first: &Spaces) -> io::Result<(ConnectArgs, Client)> {
         let open = || {
             let mut remote = Client::open(&to)?;

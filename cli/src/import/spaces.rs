@@ -101,7 +101,7 @@ impl Cluster {
     }
 }
 
-/// Index of the server of each slot; empty if one server has all rows.
+/// Maps each slot to the index of its server. It is empty if one server has all rows.
 #[derive(Default)]
 pub(crate) struct ServerBySlot(pub(super) Vec<u16>);
 

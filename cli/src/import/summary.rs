@@ -74,7 +74,7 @@ pub enum ImportError {
     Strict {
         /// Path of the file.
         path: String,
-        /// Number of the line, from 1.
+        /// Line number, starting at 1.
         line: u64,
         /// Reason.
         reason: String,

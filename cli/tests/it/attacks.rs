@@ -285,7 +285,7 @@ fn idle_connections_lock_no_client_out() {
             std::thread::sleep(Duration::from_millis(700));
         }
         // The server always accepts a client that sends a request, and never closes the connection
-        // of a client that has sent one.
+        // of a client that has sent a request.
         let mut friends = Vec::new();
         for _ in 0..20 {
             let mut friend = victim.program.client();
@@ -507,7 +507,7 @@ fn password_guessing_slows_no_other_client() {
                     let until = Instant::now() + Duration::from_secs(2);
                     let mut guess = 0u64;
                     // The server closes an unauthenticated connection after some time; the loop
-                    // then opens another one.
+                    // then opens another connection.
                     while Instant::now() < until {
                         let mut client = victim.program.client();
                         for _ in 0..500 {
@@ -605,7 +605,8 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             let most = |name| tables.iter().map(|table| number(table, name)).fold(0.0, f64::max);
             let (mean, p99) = (most("probes_mean"), most("probes_p99"));
             println!("{pattern}: {mean} buckets, 99 % at most {p99}");
-            // Outliers are stored outside the tables, so `rows` may be slightly below the total.
+            // Outliers (ids far above all others) are stored outside the tables, so `rows` may be
+            // slightly below the total.
             sum("rows") >= ROWS as f64 * 0.999
                 && sum("draining_rows") == 0.0
                 // Long probe sequences would make lookups slow.

@@ -335,7 +335,7 @@ fn damage_of_a_backup_is_found_and_named() {
     restored(&one, &home.join("restored"), &[]);
 }
 
-/// A full disk for backups does not affect the server, and the failed backup leaves no files. After
+/// A full backup disk does not affect the server, and the failed backup leaves no files. After
 /// space is freed, the next backup succeeds.
 #[test]
 fn a_full_disk_fails_the_backup_and_nothing_else() {
@@ -365,7 +365,7 @@ fn a_full_disk_fails_the_backup_and_nothing_else() {
     assert_eq!(back_up(&mut client, "one"), "ok");
     assert_eq!(info(&mut client, "backup_last_status"), "ok");
     // The backup is on another file system, so its files are copies rather than hard links. The
-    // second backup shares files with the first one.
+    // second backup shares files with the first backup.
     let copied: u64 = status(&mut client, "last_bytes_copied").parse().unwrap();
     let bytes: u64 = status(&mut client, "last_bytes").parse().unwrap();
     assert!(copied > 100_000 && copied + 4096 > bytes, "{copied} of {bytes}");

@@ -228,7 +228,7 @@ fn rows_survive_any_order_of_alters_spills_snapshots_and_kills() {
                     fields.push((made, name));
                     made += 1;
                 }
-                // Only added fields can be dropped, because the view uses the configured ones.
+                // Only added fields can be dropped, because the view uses the configured fields.
                 1 if at >= FIELDS.len() => alter(&format!("DROP {}", fields.remove(at).1)),
                 1 | 2 => alter(&format!("WIDEN {}:64", fields[at].1)),
                 3 => {

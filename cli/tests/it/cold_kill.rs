@@ -16,7 +16,7 @@ const LIKES: u64 = 20;
 /// First member that likes posts after the spill. Pairs of this and higher members are late.
 const LATE: u64 = 1_000_000;
 
-/// Whether each (post, member) is set. `None` if the server was killed before its reply.
+/// Whether each (post, member) is set, or `None` if the server was killed before its reply.
 type Truth = BTreeMap<(u64, u64), Option<bool>>;
 
 fn start(dir: &Path) -> Program {

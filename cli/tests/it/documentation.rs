@@ -127,7 +127,7 @@ impl Ports {
     }
 }
 
-/// Servers that a page has started; killed on drop.
+/// Servers started by the commands of a page. The destructor kills them.
 struct Servers(Vec<Child>);
 
 impl Drop for Servers {

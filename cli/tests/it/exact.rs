@@ -189,7 +189,7 @@ fn members(stream: &mut BufReader<TcpStream>, post: u32) -> Vec<u32> {
 }
 
 /// Returns the posts whose members are listed. Half of them are the posts of evenly chosen likes,
-/// so that popular posts are included; the others are evenly spaced.
+/// so that popular posts are included; the remaining posts are evenly spaced.
 fn some_posts(sent: &[Like], posts: u32) -> BTreeSet<u32> {
     let popular = sent.iter().step_by(sent.len() / (LISTED / 2)).map(|like| like.0);
     let mut some: BTreeSet<u32> = popular.collect();

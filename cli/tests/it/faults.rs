@@ -5,7 +5,7 @@
 //! Fault injection needs strace (`tests/clients/setup` installs it). A read-only disk needs
 //! permission to mount a tmpfs, possibly in a new namespace. If a prerequisite is missing, a test
 //! prints a warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set. `TIDEMARK_SEED`
-//! selects the number of the first failing sync.
+//! selects which sync fails first.
 
 use client::{Client, Reply};
 use harness::program::{

@@ -26,7 +26,7 @@ fn start(dir: &Path) -> Program {
     Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every = 0\n")
 }
 
-/// Users that a client's own user follows. `None` if the last reply did not arrive.
+/// Users that a client's own user follows. A value is `None` if the last reply did not arrive.
 type Own = BTreeMap<u64, Option<bool>>;
 
 fn act(port: u16, number: u64, seed: u64, own: &mut Own, answered: &AtomicU64) {

@@ -328,7 +328,7 @@ fn a_fresh_server_takes_more_than_its_memory_holds() {
 }
 
 /// Several connections write rows faster than the server spills them, so memory is scarce from the
-/// beginning. All writes wait, and the server refuses none.
+/// beginning. All writes wait, and the server refuses no write.
 #[test]
 fn writers_that_are_faster_than_the_disk_wait() {
     const CLIENTS: u64 = 4;

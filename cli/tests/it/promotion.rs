@@ -279,7 +279,7 @@ fn wait_after_promotion_counts_only_replicas_with_the_write() {
         for (number, client) in (0..).zip(clients) {
             let mut lines = BufReader::new(client).lines().map(Result::unwrap);
             assert_eq!(lines.next().unwrap(), ":1");
-            // WAITAOF returns two numbers; the second one counts the replicas.
+            // WAITAOF returns two numbers; the second is the number of replicas.
             let count = if number % 2 == 0 { lines.next() } else { lines.nth(2) };
             assert_eq!(count.unwrap(), ":0", "round {round}: the only replica is stopped");
         }

@@ -239,7 +239,8 @@ fn replica_equals_master_through_rebuilds_kills_and_promotion() {
                 master.wait_for_commands(7_000);
                 master.ask("TM.ROLL liked");
             }
-            // The first table is on disk on both nodes; the second one is in the replica's memory.
+            // The first table is on disk on both nodes; the second table is in the replica's
+            // memory.
             assert_eq!(refusal(&master.ask("TM.SPILL liked")), "");
             alter(&master, rate);
             until("the rebuild has started", || {

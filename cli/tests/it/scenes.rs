@@ -318,7 +318,7 @@ fn give_up(
     gone
 }
 
-/// Checks that the posts in `gone` were deleted, and no others.
+/// Checks that the posts in `gone`, and no other posts, were deleted.
 fn check_gone(
     client: &mut Client,
     acts: &BTreeMap<(u64, u64), bool>,

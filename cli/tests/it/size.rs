@@ -1,5 +1,5 @@
 //! Tests `tidemark size`: loads a tenth of a workload into a real server with the printed settings.
-//! The resources that the server uses must match the computed ones within 5 %.
+//! The resources that the server uses must match the computed resources within 5 %.
 
 use clap::Parser;
 use cli::size::{Plan, SizeArgs};

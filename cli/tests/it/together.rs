@@ -2,7 +2,7 @@
 //! either completely present or completely absent. With `always`, all acknowledged changes are
 //! present. With `everysec`, all acknowledged changes that are older than a second are present.
 //!
-//! Each *actor* sends numbered changes one after another. The state after a start shows which
+//! Each *actor* sends numbered changes one after another. The state after a restart shows which
 //! change was applied last. `TIDEMARK_RUNS` (default 6; 200 before a release) sets the number of
 //! runs, `TIDEMARK_SEED` the seed.
 
@@ -37,10 +37,10 @@ enum ChangeKind {
 struct Actor {
     kind: ChangeKind,
     at: u64,
-    /// Number of the last change that the actor sent.
+    /// Sequence number of the last change that the actor sent.
     sent: u64,
     acknowledged: Vec<(u64, Instant)>,
-    /// Number of the last change that was found after the last start.
+    /// Sequence number of the last change that survived the latest restart.
     found: u64,
 }
 
@@ -106,7 +106,7 @@ impl Actor {
         }
     }
 
-    /// Checks the state after a start; `killed` is the time of the kill before it.
+    /// Checks the state after a restart; `killed` is the time of the preceding kill.
     fn check(&mut self, client: &mut Client, killed: Option<Instant>, what: &str) {
         let safe = |at: &Instant| killed.is_none_or(|killed| *at + A_SECOND < killed);
         let least =

@@ -4,8 +4,8 @@
 //! applied exactly once.
 //!
 //! With `always`, a kill loses no acknowledged write, but a failover may lose some, because
-//! replication is asynchronous. Sending all increments again restores the lost ones, because a
-//! token and its increment are written atomically.
+//! replication is asynchronous. Sending all increments again restores the lost increments, because
+//! a token and its increment are written atomically.
 //!
 //! `TIDEMARK_RUNS` sets the number of increments in thousands (default 8; 1000 before a release).
 
@@ -23,7 +23,7 @@ const ROWS: u64 = 500;
 const INCREMENTS_PER_BATCH: u64 = 100;
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Starts a server on the given port; 0 selects a free one.
+/// Starts a server on the given port; 0 selects a free port.
 fn serve(dir: &Path, port: u16) -> Program {
     std::fs::create_dir_all(dir).unwrap();
     let config = dir.join("tidemark.toml");
@@ -215,7 +215,7 @@ fn a_replica_answers_a_repetition_as_its_master_would() {
     let [here, there] = ["here", "there"].map(|name| folder.path().join(name));
     let (master, replica) = (serve(&here, 0), serve(&there, 0));
     let mut client = master.client();
-    // The first increment reaches the replica in a snapshot, the second one in the log.
+    // The first increment reaches the replica in a snapshot, the second increment in the log.
     let first = format!("CNT.INCRBY post {FIRST} like 5 read 1 TOKEN first");
     let second = format!("CNT.HINCRBY post:{FIRST} like 2 TOKEN second");
     let firsts = call(&mut client, &first);

@@ -74,7 +74,7 @@ fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> S
     unreachable!("the loop ends by the flag");
 }
 
-/// Stops the clients on drop, so that a failing test does not wait for them.
+/// Stops the clients in its destructor, so that a failing test does not wait for them.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {

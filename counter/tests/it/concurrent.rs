@@ -344,8 +344,8 @@ impl Altering {
     }
 
     fn agree(&self, id: u64, row: &[i64]) {
-        // Load the schema after the row: a writer stops writing a dropped field only after the drop
-        // is visible.
+        // Load the schema after the row: a writer stops writing a dropped field only after it sees
+        // the new schema.
         let still = self.space.schema();
         let fields = row.iter().zip(still.fields()).filter(|(_, field)| !field.dropped);
         assert!(

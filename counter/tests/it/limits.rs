@@ -1,4 +1,5 @@
-//! Covers limits, outliers and the order of replay, which the model test does not cover.
+//! Tests limits, outliers (ids far above all tables) and the order of replay, which the model test
+//! does not cover.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
 
@@ -251,8 +252,8 @@ fn a_popular_row_keeps_no_traffic_out_of_the_tables() {
     }
 }
 
-/// Two services write ids that are 2^52 apart to one space. Both ranges open new tables, and each
-/// row takes as little memory as in a separate space, even after a restart.
+/// Two services write ids that are 2^52 apart to one space. Tables are created in both ranges, and
+/// each row takes as little memory as in a separate space, even after a restart.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     let rows_per_table = 8192;
@@ -391,7 +392,7 @@ fn full_space_takes_its_outliers_in() {
     assert!((0..1100).all(|i| space.exists(outlier(i)).unwrap()));
 }
 
-/// A space opens its first range for any `max_outliers` and any number of posts. Ids far from the
+/// A space creates its first range for any `max_outliers` and any number of posts. Ids far from the
 /// posts do not make writes fail.
 #[test]
 fn a_space_begins_however_few_rows_may_be_aside() {

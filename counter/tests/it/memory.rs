@@ -49,8 +49,8 @@ fn rows_far_ahead() {
     let mut out = vec![];
     let ahead = growth(&space, || {
         for i in 0..5000u64 {
-            // These ids are too close to the end of the id space for a table, so they stay
-            // outliers.
+            // These ids are too close to the end of the id space for a table, so they stay outliers
+            // (stored outside the tables).
             space.set((15 << 60) + i * 7919 % 5000, &[(2, 1)]).unwrap();
             for j in 0..16 {
                 let change = [Change { field: 1, delta: 1 }];

@@ -9,8 +9,8 @@
 //! The catalogue is encoded as TOML, with the keys of the configuration's lists and these
 //! additional keys:
 //!
-//! - `version`: increases with every change except changes of schemas. Old releases, which stored
-//!   only numbers, names, schemas and seeds, did not write this key. The server completes their
+//! - `version`: increases with every change except schema changes. Old releases, which stored only
+//!   numbers, names, schemas and seeds, did not write this key. The server completes their
 //!   catalogues from the configuration.
 //! - `last`: the highest number ever assigned to a space. Numbers are never reused, so records of
 //!   dropped spaces can be identified.
@@ -33,8 +33,8 @@ use toml::{Table, Value};
 /// Catalogue of a data folder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Catalogue {
-    /// Version, incremented by every change except changes of schemas; 0 if an old release wrote
-    /// the catalogue (see the module's documentation).
+    /// Version, incremented by every change except schema changes; 0 if an old release wrote the
+    /// catalogue (see the module's documentation).
     pub version: u64,
     /// Highest number ever assigned to a space.
     pub last: u32,
@@ -51,7 +51,7 @@ pub struct Catalogue {
 /// Counter space in the catalogue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CounterEntry {
-    /// Number of the space in records; never reused.
+    /// Space number in log records. Numbers are never reused.
     pub number: u32,
     /// Options of the space. `fields` includes dropped fields, which are marked.
     pub made: Counter,
@@ -62,7 +62,7 @@ pub struct CounterEntry {
 /// Existence space in the catalogue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExistenceEntry {
-    /// Number of the space in records; never reused.
+    /// Space number in log records. Numbers are never reused.
     pub number: u32,
     /// Options of the space. The seed is secret.
     pub made: Existence,

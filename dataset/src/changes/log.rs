@@ -41,7 +41,7 @@ impl Scope {
 pub struct EntrySummary {
     /// Number of entries.
     pub entries: u64,
-    /// Ids of the first and the last entry; `None` if there are no entries.
+    /// Ids of the first and the last entry, or `None` if there are no entries.
     pub ends: Option<(Id, Id)>,
 }
 
@@ -172,7 +172,7 @@ impl SegmentList {
     }
 }
 
-/// Index of the log's entries. See the module's documentation.
+/// Index over the log's entries. See the module's documentation.
 #[derive(Default)]
 pub struct ChangeLog {
     segments: Mutex<Vec<IndexedSegment>>,

@@ -11,9 +11,9 @@
 //! `docs/promises.md`). A consumer may receive an entry twice; the state received last is current.
 //!
 //! An *id* consists of the term, the entry's place, and three digits of the batch's chain value.
-//! The *place* is the log offset of the batch plus the number of the entry in the batch, from 1.
-//! Places are unique because an entry takes at least one byte of the log. Term and chain value
-//! identify the history: a reader detects an id from a diverged log
+//! The *place* is the log offset of the batch plus the entry's position within the batch, starting
+//! at 1. Places are unique because an entry takes at least one byte of the log. Term and chain
+//! value identify the history: a reader detects an id from a diverged log
 //! (`docs/decisions/0015-changes-are-read-from-the-log.md`).
 //!
 //! Changes are stored only in the log. [`ChangeLog`] caches one position per 64 KiB, and the number
@@ -55,7 +55,7 @@ impl Id {
         Id { term, seq: place.saturating_mul(CHECKS).saturating_add(u64::from(chain) % CHECKS) }
     }
 
-    /// Returns a log offset within the id's batch; `None` for place 0.
+    /// Returns a log offset within the id's batch, or `None` for place 0.
     fn byte(self) -> Option<u64> {
         (self.seq / CHECKS).checked_sub(1)
     }
@@ -102,8 +102,8 @@ pub enum Change<'a> {
     Forgotten(u64),
 }
 
-/// Calls `each` for the entries of a batch's body: the number in the batch, the space, and the
-/// content. Stops when `each` returns false. The error describes damage.
+/// Calls `each` for the entries of a batch's body: the entry's position in the batch, its space,
+/// and its content. Stops when `each` returns false. The error describes damage.
 pub fn each_change(
     body: &[u8],
     mut each: impl FnMut(u32, u32, Change<'_>) -> bool,

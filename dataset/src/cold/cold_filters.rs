@@ -75,7 +75,7 @@ impl ColdPairs {
         &self.shared
     }
 
-    /// Log offset up to which a file contains all changes of the id's pairs; 0 if unknown or if no
+    /// Log offset up to which a file contains all changes to the id's pairs; 0 if unknown or if no
     /// file covers the id.
     pub(crate) fn covered(&self, id: u64) -> u64 {
         if id >= self.end() {

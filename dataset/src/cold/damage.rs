@@ -22,7 +22,7 @@ impl Damaged {
         parts.len() < MAX_DAMAGED_BLOCKS && parts.insert(offset)
     }
 
-    /// Removes a file that was read completely without an error.
+    /// Forgets the recorded damage of a file that was read completely without an error.
     pub(crate) fn clear_damage(&self, file: &str) {
         self.0.lock().remove(file);
     }
@@ -36,7 +36,7 @@ impl Damaged {
     }
 }
 
-/// Returns the file name and the offset of the damage that an error reports; `None` for other
+/// Returns the file name and the offset of the damage that an error reports, or `None` for other
 /// errors.
 pub(crate) fn damage_location(error: &store::Error) -> Option<(String, u64)> {
     match error {

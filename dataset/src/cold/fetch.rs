@@ -56,7 +56,7 @@ impl ColdReads {
         self.lookups.push(lookup);
     }
 
-    /// Whether no read is needed.
+    /// Returns true if all data are in memory, so that no read is needed.
     pub fn is_ready(&self) -> bool {
         self.len() == 0
     }
@@ -65,8 +65,8 @@ impl ColdReads {
         self.wanted.len() + self.pairs.len() + self.lookups.len()
     }
 
-    /// Whether the batch has reached its limit of missing rows and should not look at further
-    /// pipelined requests.
+    /// Returns true if the batch has reached its limit of missing rows. The caller then stops
+    /// scanning further pipelined requests.
     pub fn is_limit_reached(&self) -> bool {
         self.len() >= MAX_MISSING_PER_TURN
     }

@@ -84,7 +84,7 @@ fn name_of(file: &ColdFile) -> u64 {
 pub struct ColdSpace {
     shared: Arc<Cold>,
     files: ArcSwap<Files>,
-    /// Whether the last spill found nothing to do. In this state writers do not wait for memory.
+    /// True if the last spill found no work. In this state writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
     /// Distance below the space's memory limit at which writers start to wait, in bytes.
     pub(crate) margin: AtomicU64,
@@ -150,8 +150,8 @@ impl ColdSpace {
     }
 
     /// Calls `f` with the ids on disk in ascending order, starting at `from`. Stops after the block
-    /// that completes `most` ids. Skips deleted rows. Returns the id at which the scan continues;
-    /// `None` at the end. The call blocks while it reads from disk.
+    /// that completes `most` ids. Skips deleted rows. Returns the id at which the scan continues,
+    /// or `None` at the end. The call blocks while it reads from disk.
     pub fn scan(
         &self,
         space: &counter::Space,
@@ -189,8 +189,8 @@ impl ColdSpace {
         Ok(None)
     }
 
-    /// Cursor of a scan that continues at `id`: the file's name and a block number. `None` if no
-    /// file has ids of at least `id`, or if an earlier file has the same name.
+    /// Returns the cursor of a scan that continues at `id`: the file's name and a block number.
+    /// Returns `None` if no file has ids of at least `id`, or if an earlier file has the same name.
     pub fn cursor_at(&self, id: u64) -> Option<u64> {
         let files = self.files();
         let at = files.0.partition_point(|file| file.head().last < id);
@@ -243,7 +243,7 @@ impl ColdSpace {
         Ok(0)
     }
 
-    /// Random id from a random block; `None` if all rows of the block are deleted.
+    /// Returns a random id from a random block, or `None` if all rows of the block are deleted.
     pub fn some_id(
         &self,
         space: &counter::Space,

@@ -134,7 +134,7 @@ impl PairLedger {
         }
     }
 
-    /// Returns the lookup for a pair after a positive answer of the filter; `None` if no read is
+    /// Returns the lookup for a pair after a positive answer of the filter, or `None` if no read is
     /// needed.
     pub(crate) fn lookup(self: &Arc<Self>, id: u64, member: &Member<'_>) -> Option<Lookup> {
         let named = in_ledger(*member);
@@ -175,8 +175,8 @@ impl PairLedger {
         }
     }
 
-    /// Whether a pair is set, after a positive answer of the filter. `None` if the result needs a
-    /// disk read.
+    /// Whether a pair is set, after a positive answer of the filter. Returns `None` if the result
+    /// needs a disk read.
     pub(crate) fn contains_in_memory(&self, id: u64, member: &Member<'_>) -> Option<bool> {
         match self.ledger.ask(id, in_ledger(*member)) {
             Answer::Known(set) => Some(self.count(set)),
@@ -246,8 +246,8 @@ impl PairLedger {
         }
     }
 
-    /// Member and current state of a marked pair. `None` if the pair is no longer in memory: the
-    /// log already has its last state, or its id was dropped.
+    /// Returns the member and current state of a marked pair. Returns `None` if the pair is no
+    /// longer in memory, because the log already contains its last state or its id was dropped.
     pub(crate) fn logged(&self, id: u64, member: MarkedMember) -> Option<(OwnedMember, bool)> {
         match member {
             MarkedMember::Number(number) => {

@@ -23,13 +23,13 @@ struct Notes {
 }
 
 thread_local! {
-    /// Missing rows of the current page; `None` if missing rows are not recorded.
+    /// Missing rows of the current page, or `None` if missing rows are not recorded.
     static MISSING_READS: RefCell<Option<Notes>> = const { RefCell::new(None) };
 }
 
 impl ColdCache {
-    /// Runs `read` and returns the missing rows. If there are any, the caller discards the result,
-    /// [fetches](super::Cold::fetch) them and calls this function again.
+    /// Runs `read` and returns the missing rows. If rows are missing, the caller discards the
+    /// result, [fetches](super::Cold::fetch) them and calls this function again.
     pub fn collect_missing(&self, read: impl FnOnce()) -> ColdReads {
         struct StopRecording;
         impl Drop for StopRecording {

@@ -47,7 +47,7 @@ impl PairFile {
         self.file.entry()
     }
 
-    /// Log offset up to which the file contains all changes of its pairs; 0 if unknown.
+    /// Log offset up to which the file contains all changes to its pairs; 0 if unknown.
     pub(crate) fn covered(&self) -> u64 {
         self.entry().tag.stamp
     }

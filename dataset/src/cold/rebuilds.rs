@@ -34,7 +34,7 @@ pub struct Rebuilds {
 /// Running rebuild of a table, and its position in the ledger.
 pub(crate) struct ActiveRebuild {
     pub(crate) rebuild: Rebuild,
-    /// Last pair read; `None` at the start.
+    /// Last pair read, or `None` at the start.
     pub(crate) after: Option<(u64, OwnedMember)>,
     /// Whether the rebuild only changes the size of the filters.
     pub(crate) resizes: bool,

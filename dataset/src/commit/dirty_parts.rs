@@ -12,7 +12,7 @@ use store::{FileEntry, Role, Tag};
 pub struct DirtyParts {
     /// Parts of each space by lowest id.
     spaces: Mutex<HashMap<u32, BTreeMap<u64, DirtyPart>>>,
-    /// Spaces that had outlier pairs at the last snapshot.
+    /// Spaces that had outlier pairs (pairs of ids far above all tables) at the last snapshot.
     spaces_with_outliers: Mutex<HashSet<u32>>,
     /// Ranges (space, lowest and highest id) spilled since the current snapshot began.
     moved_to_disk: Mutex<Vec<(u32, u64, u64)>>,

@@ -31,10 +31,10 @@ pub(crate) struct CommitSource<'a> {
     tokens: Vec<u8>,
     offsets: Vec<u8>,
     groups_moved: bool,
-    /// Schemas in the log, by number of the counter space.
+    /// Schemas in the log, keyed by the counter space's number.
     counters: BTreeMap<u32, Arc<Schema>>,
-    /// Ring and frontier in the log, by number of the existence space: the ring's change count and
-    /// the ranges.
+    /// Ring and frontier in the log, keyed by the existence space's number: the ring's change count
+    /// and the ranges.
     existences: BTreeMap<u32, (u64, Vec<Range>)>,
 }
 
@@ -88,8 +88,8 @@ impl<'a> CommitSource<'a> {
         self.note_unreadable(space.name(), read);
     }
 
-    /// Encodes the forgotten ids. In the batch these records precede the pairs, because applying
-    /// them drops the pairs of earlier generations.
+    /// Encodes the forgotten ids. In the batch these records precede the pairs, because applying a
+    /// record deletes the pairs of earlier generations.
     fn encode_forgotten(&mut self, batch: &mut Batch) {
         self.forgotten.sort_unstable();
         self.forgotten.dedup();
@@ -116,7 +116,7 @@ impl<'a> CommitSource<'a> {
             self.row(views, counters, id);
         }
         match marks[at].read() {
-            // `encode` detects changes of the catalogue itself.
+            // `encode` detects a changed catalogue by its version.
             Marked::Catalogue => {}
             Marked::Forgotten(number, id) => {
                 // Read the generation at the same time as the rows and pairs. The generation is

@@ -127,7 +127,7 @@ impl Durability {
         &self.committer
     }
 
-    /// Returns the error for writes while they must be refused; `None` while they are accepted.
+    /// Returns the error for writes while they must be refused, or `None` while they are accepted.
     #[inline]
     pub fn refusal(&self) -> Option<String> {
         match self.committer.health() {
@@ -146,9 +146,9 @@ impl Durability {
         is_new
     }
 
-    /// Whether any acknowledged change is not synced. If the process stops while the log cannot be
-    /// written, the change is lost. With `always`, only changes made under an earlier policy can be
-    /// unsynced.
+    /// Returns true if at least one acknowledged change is still unsynced. If the process stops
+    /// while the log cannot be written, the change is lost. With `always`, only changes made under
+    /// an earlier policy can be unsynced.
     pub fn has_unsynced_acknowledged(&self) -> bool {
         self.has_unsynced(self.committer.synced())
     }
@@ -323,7 +323,7 @@ impl Durability {
         self.release.wait(|_| (self.applied_and_synced().offset > offset).then_some(())).await;
     }
 
-    /// Returns a receiver of changes of the appended or synced end.
+    /// Returns a receiver that is notified when the appended or the synced end changes.
     pub fn subscribe(&self) -> watch::Receiver<(u64, u64)> {
         self.grown.subscribe()
     }

@@ -41,7 +41,7 @@ impl RoundOffsets {
         true
     }
 
-    /// Returns the lowest stored offset at which the log contains all changes up to this ticket.
+    /// Returns the lowest stored offset at which the log contains all changes up to this ticket, or
     /// `None` if their batch is pending.
     pub(crate) fn of(&self, ticket: Ticket) -> Option<u64> {
         let ends = self.0.lock();

@@ -22,7 +22,7 @@ struct ChangedCounter<'a> {
     space: &'a CounterSpace,
     id: u64,
     field: usize,
-    /// Previous value; `None` if there was no row.
+    /// Previous value, or `None` if there was no row.
     before: Option<i64>,
 }
 
@@ -196,8 +196,8 @@ impl Engines {
         Ok(change)
     }
 
-    /// Changes either all further counters or none. If `is_again` is true, changes only counters of
-    /// the id, and only in spaces where the id has no row.
+    /// Changes either all further counters or none of them. If `is_again` is true, changes only
+    /// counters of the id, and only in spaces where the id has no row.
     #[inline]
     fn move_further_counters(
         &self,

@@ -1,6 +1,6 @@
 //! Which members of a list have set a flag on each id: "people you follow who liked this".
 //!
-//! The filter is asked for one member and all ids at a time, so that the cache misses of the ids
+//! The filter is probed for one member and all ids at a time, so that the cache misses of the ids
 //! overlap. With a ledger, each positive answer is then verified. Ids whose filters are on disk are
 //! looked up in the ledger alone: the pairs of an id are adjacent there, but scattered over the
 //! pages of a filter.
@@ -114,7 +114,7 @@ impl ExistenceSpace {
         UnreadableIds::check(failed)
     }
 
-    /// Asks the filters about the ids at these positions.
+    /// Probes the filters for the ids at these positions.
     fn probe(
         &self,
         ids: &[u64],

@@ -75,11 +75,11 @@ pub struct RangeDigest {
 /// Position of a pass over all ids of an action.
 pub struct AuditPass {
     action: String,
-    /// Next id; `None` at the end.
+    /// Next id, or `None` at the end.
     next: Option<u64>,
     /// Remaining ids of the chunk that had a nonzero counter, in ascending order.
     rows: VecDeque<u64>,
-    /// Last id of the chunk; `None` before the first one.
+    /// Last id of the chunk, or `None` before the first chunk.
     end: Option<u64>,
 }
 
@@ -89,7 +89,7 @@ impl AuditPass {
         AuditPass { action: action.to_owned(), next: Some(0), rows: VecDeque::new(), end: None }
     }
 
-    /// Next id; `None` at the end of the pass.
+    /// Next id, or `None` at the end of the pass.
     pub fn next_id(&self) -> Option<u64> {
         self.next
     }
@@ -345,8 +345,9 @@ impl Engines {
     }
 }
 
-/// Digests the pairs of `low..=high`, in ranges of `step` ids that begin at `low`; `None`: in one
-/// range. Omits empty ranges, and ends after [`MAX_DIGEST_RANGES`]. Blocks on disk reads.
+/// Digests the pairs of `low..=high`, in ranges of `step` ids that begin at `low`, or in a single
+/// range if `step` is `None`. Omits empty ranges, and ends after [`MAX_DIGEST_RANGES`]. Blocks on
+/// disk reads.
 pub fn digests(
     ledger: &PairLedger,
     (low, high): (u64, u64),

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Minimum number of tables within the memory limit of a spilling space. The newest table cannot be
-/// spilled, one table is being spilled, and two hold changes of spilled rows.
+/// spilled, one table is being spilled, and two tables hold changes to spilled rows.
 const TABLES_WITHIN_LIMIT: u64 = 4;
 /// Number of bits per row in addition to its fields: the id, and the share of empty slots and
 /// dictionaries.

@@ -1,4 +1,4 @@
-//! Catalogue changes of a running server: creating, altering and dropping spaces, views and
+//! Changes to the catalogue of a running server: creating, altering and dropping spaces, views and
 //! actions.
 //!
 //! A change edits a copy of the catalogue, validates it like a configuration, and builds a new

@@ -1,7 +1,7 @@
 //! Current engines of a data set: an immutable value that is replaced as a whole.
 //!
-//! A request batch, a page or a snapshot uses one value throughout, so it never sees half of a
-//! change. A reference keeps dropped spaces in memory, so its holder releases it as soon as
+//! A request batch, a page request or a snapshot uses one value throughout, so it never sees half
+//! of a change. A reference keeps dropped spaces in memory, so its holder releases it as soon as
 //! possible.
 
 use crate::engines::registry::Engines;
@@ -38,7 +38,7 @@ impl Current {
         self.now.load()
     }
 
-    /// Returns the engines for longer work.
+    /// Returns the engines for work that takes longer than one event-loop iteration.
     pub fn load(&self) -> Arc<Engines> {
         self.now.load_full()
     }
@@ -53,9 +53,9 @@ impl Current {
         Changing { current: self, _one: self.changing.lock() }
     }
 
-    /// Frees previous values that are no longer in use. Returns whether none is left. Freeing is
-    /// slow, so workers must not call this. Call this function after each change and about once per
-    /// second.
+    /// Frees previous values that are no longer in use. Returns true if all previous values have
+    /// been freed. Freeing is slow, so workers must not call this. Call this function after each
+    /// change and about once per second.
     pub fn free_former_engines(&self) -> bool {
         let mut former = self.former.lock();
         let (held, gone): (Vec<_>, Vec<_>) =

@@ -60,7 +60,7 @@ impl Event<'_> {
 pub struct Partition<'a> {
     /// Name of the source.
     pub source: &'a str,
-    /// Number of the partition; 0 if the source has no partitions.
+    /// Partition number; 0 if the source has no partitions.
     pub number: u32,
 }
 

@@ -63,7 +63,8 @@ impl MemoryDemand {
     }
 }
 
-/// Sum of `given` over the spaces that spill or, if `spills` is false, over the others.
+/// Sum of `given` over the spaces that spill or, if `spills` is false, over the spaces that do not
+/// spill.
 fn sum(demands: &[MemoryDemand], spills: bool, given: impl Fn(&MemoryDemand) -> u64) -> u64 {
     let demands = demands.iter().filter(|demand| demand.spills == spills);
     demands.map(given).fold(0, u64::saturating_add)
@@ -113,8 +114,8 @@ impl CounterSpace {
         let next = (largest + largest / 2).max(self.space.refused_bytes());
         MemoryDemand {
             used: self.space.memory_bytes(),
-            // Count outliers four times: the space refuses them when they use a quarter of its
-            // limit.
+            // Count outliers (ids far above all tables) four times: the space refuses them when
+            // they use a quarter of its limit.
             next: next.saturating_add(4 * self.space.outlier_bytes()),
             // Outliers are outside the tables and cannot spill. Count them once, not four times, so
             // that they do not raise the limit without bound.
@@ -239,7 +240,7 @@ impl Engines {
     }
 
     /// Bytes that spills cannot free: all memory of spaces that do not spill, and the newest tables
-    /// and outliers of the others.
+    /// and outliers of spilling spaces.
     pub(super) fn kept_bytes(&self) -> u64 {
         let counters = self.counters.iter().map(|space| match space.spills() {
             true => space.largest_table() + space.outlier_bytes(),

@@ -9,12 +9,12 @@ use rolling::{Unreadable, UnreadableIds};
 /// Result of a page read: the columns of a view for each id. The next page reuses its buffers.
 #[derive(Default)]
 pub struct Page {
-    /// Per column: index of its first value in `rows`, and distance between its values. Both values
-    /// depend on the schemas at the time of the read.
+    /// For each column, the index of its first value in `rows` and the distance between its values.
+    /// Both values depend on the schemas at the time of the read.
     columns: Vec<(usize, usize)>,
     /// Whether the columns of an id are adjacent in `rows`.
     is_contiguous: bool,
-    /// Per source: index of its first row in `rows`, and number of values per row.
+    /// For each source, the index of its first row in `rows` and the number of values per row.
     sources: Vec<(usize, usize)>,
     living: Vec<(usize, usize)>,
     /// All rows of the first source, then of the second, and so on.

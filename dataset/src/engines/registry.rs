@@ -510,7 +510,7 @@ mod tests {
     use crate::commit::Durability;
     use crate::options::Options;
 
-    /// Probing many idle spaces must not take more CPU time than probing one.
+    /// Probing many idle spaces must not take more CPU time than probing one space.
     #[test]
     fn canaries_go_to_one_space_at_a_time_and_to_all_in_turn() {
         let options = Options::default();

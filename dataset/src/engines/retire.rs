@@ -26,7 +26,7 @@ impl Engines {
 }
 
 impl CounterSpace {
-    /// Lowest id of the oldest table to retain; `None` if no table must be retired.
+    /// Lowest id of the oldest table to retain, or `None` if no table must be retired.
     fn due_horizon(&self) -> Option<u64> {
         let kept = self.made.keep_newest;
         if kept == 0 {

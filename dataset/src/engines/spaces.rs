@@ -48,7 +48,7 @@ pub struct CounterSpace {
 }
 
 impl CounterSpace {
-    /// Number in the catalogue and in log records.
+    /// Space number, as used in the catalogue and in log records.
     #[inline]
     pub fn number(&self) -> u32 {
         self.number
@@ -158,7 +158,7 @@ impl ExistenceSpace {
         self.made.recycled_ids == RecycledIds::Count
     }
 
-    /// Number in the catalogue and in log records.
+    /// Space number, as used in the catalogue and in log records.
     #[inline]
     pub fn number(&self) -> u32 {
         self.number
@@ -169,7 +169,7 @@ impl ExistenceSpace {
         &self.made.name
     }
 
-    /// Declared options, with later changes.
+    /// Returns the declared options of the space, including later changes.
     pub fn declared(&self) -> &options::Existence {
         &self.made
     }
@@ -185,14 +185,14 @@ impl ExistenceSpace {
         &self.cold
     }
 
-    /// The ledger, if the space has one.
+    /// Returns the ledger, if the space has a ledger.
     #[inline]
     pub fn ledger(&self) -> Option<&Arc<PairLedger>> {
         self.ledger.as_ref()
     }
 
     /// Whether a pair that the filters report as set is actually set. Looks up the pair in the
-    /// ledger, if there is one.
+    /// ledger, if the space has a ledger.
     #[inline]
     pub(crate) fn confirm_set(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
         self.ledger.as_ref().map_or(Ok(true), |ledger| ledger.contains(id, member))
@@ -265,8 +265,8 @@ impl ExistenceSpace {
         f64::from_bits(self.pair_rate.rate.load(Relaxed))
     }
 
-    /// Seconds until the oldest table is recycled at the current rate. `None` if there are no new
-    /// pairs, or if the space spills.
+    /// Returns the number of seconds until the oldest table is recycled at the current rate.
+    /// Returns `None` if there are no new pairs or the space spills.
     pub fn recycled_in_s(&self) -> Option<f64> {
         let rate = self.pairs_per_s();
         (rate > 1e-6 && !self.space.spills())

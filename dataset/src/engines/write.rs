@@ -32,8 +32,9 @@ fn stripe_of(id: u64) -> u64 {
     id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
-/// Guard of a write to an existence space. On drop it marks the catalogue if the write opened a
-/// table or moved outliers. Even a refused write may open a table or move outliers.
+/// Guard of a write to an existence space. When dropped, it marks the catalogue as changed if the
+/// write created a table or moved outliers (ids far above all tables). Even a refused write may
+/// create a table or move outliers.
 pub(super) struct PairGuard<'a> {
     turn: WriteGuard<'a, Mark>,
     space: &'a phantom::Space,
@@ -169,7 +170,8 @@ impl Engines {
         now != (Some(seen.changes), seen.sweeps, seen.rolls)
     }
 
-    /// Number of changes of an existence space's ring. Recycling a table makes its pairs unknown.
+    /// Number of changes to an existence space's ring. After a table is recycled, lookups of its
+    /// pairs return "unknown".
     fn rolls(&self, (space, _): WatchedId) -> u64 {
         self.existence_by_number(space).map_or(0, |space| space.changes())
     }
@@ -231,8 +233,8 @@ impl Engines {
         }
     }
 
-    /// Closes the newest table of an existence space, and marks this for the log. Returns false if
-    /// the table is empty.
+    /// Closes the newest table of an existence space, and marks the change for the log. Returns
+    /// false if the table is empty.
     pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
         let mut turn = self.turn(0);
         turn.affects_all_ids();

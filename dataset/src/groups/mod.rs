@@ -37,7 +37,7 @@ pub enum Cursor {
 }
 
 impl Cursor {
-    /// Returns the start of a reader at the cursor.
+    /// Returns the position at which a reader of this cursor starts.
     pub fn start(self) -> Start {
         match self {
             Cursor::At(id) => Start::At(id),

@@ -53,7 +53,8 @@ impl WaitQueues {
 }
 
 impl WaitQueueEntry {
-    /// Number of the waiter, for [`Groups::has_turn`](super::Groups::has_turn).
+    /// Returns the waiter's number, which identifies it in
+    /// [`Groups::has_turn`](super::Groups::has_turn).
     pub fn number(&self) -> u64 {
         self.number
     }

@@ -33,9 +33,9 @@ pub enum Kind {
 pub struct Pattern {
     /// Text before the id.
     prefix: Box<[u8]>,
-    /// Text after the id, and before the field if there is one.
+    /// Text after the id, up to the field if the pattern has a field.
     middle: Box<[u8]>,
-    /// Text after the field; `None` if the pattern has no field.
+    /// Text after the field, or `None` if the pattern has no field.
     end: Option<Box<[u8]>>,
     /// Whether ids may have leading zeros; see [`Pattern::padded`].
     padded: bool,
@@ -74,7 +74,7 @@ pub enum KeyMatch<'k> {
     IdTooBig,
     /// The key matches, but its id has leading zeros and would be a second key of the row.
     IdPadded,
-    /// The id and the field, which is empty if the pattern has none.
+    /// The id and the field, which is empty if the pattern has no field.
     Yes(u64, &'k [u8]),
 }
 

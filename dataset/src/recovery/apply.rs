@@ -38,10 +38,10 @@ pub fn apply_record(
             let (space, forgotten) = (existence()?, decode_forgotten(payload)?);
             let ids = forgotten.iter().map(|&(id, _)| id);
             changes(engines, number, ids.clone());
-            // A snapshot may already contain this drop. Repeating it is safe, because the log also
-            // contains all later writes. Drop the ids from the ledger before storing their new
-            // generations. Otherwise a concurrent rebuild could add old pairs with the new
-            // generation.
+            // A snapshot may already contain this deletion. Repeating the deletion is safe, because
+            // the log also contains all later writes. Drop the ids from the ledger before storing
+            // their new generations. Otherwise a concurrent rebuild could add old pairs with the
+            // new generation.
             if let Some(ledger) = space.ledger().map(|ledger| ledger.ledger()) {
                 ids.clone()
                     .filter(|&id| end > ledger.covered(id))
@@ -87,7 +87,8 @@ pub(super) struct Changes<'a> {
 enum ChangeKind<'a> {
     Rows {
         space: &'a CounterSpace,
-        /// End index of each id's values in `values`; `None` if the row does not exist.
+        /// For each id, the index in `values` at which its values end, or `None` if the row does
+        /// not exist.
         ends: Vec<Option<u32>>,
         values: Vec<i64>,
     },

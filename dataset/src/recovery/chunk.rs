@@ -228,7 +228,7 @@ mod tests {
         ((0..IDS).map(row).collect(), pairs.map(|(id, member)| (id, has(id, member))).collect())
     }
 
-    /// The batches open tables, set and unset likes and forget posts, and are large enough to be
+    /// The batches create tables, set and unset likes, and forget posts, and are large enough to be
     /// divided. The result must not depend on the number of threads.
     #[test]
     fn threads_that_share_records_leave_what_one_leaves() {

@@ -4,9 +4,10 @@
 //! `store/tests/it/clock.rs` and `crash.rs` test only the store.
 //!
 //! Each run has one seed. Clients randomly change two ranges of ids, even between the steps of log
-//! batches, snapshots and spills. After each step the test copies the disk, simulates a kill or a
-//! power cut, and recovers the copy. Recovery must find the state after the last synced batch or
-//! after a later batch. No synced change may be lost, and no change may be applied in part.
+//! batches, snapshots and spills. After each step the test copies the disk, simulates a killed
+//! process or a power loss, and recovers from the copy. Recovery must find the state after the last
+//! synced batch or after a later batch. No synced change may be lost, and no change may be applied
+//! in part.
 //!
 //! `cargo xtask sim dataset --runs 5000` runs more seeds; `--seed 7` replays a single seed.
 //!
@@ -36,8 +37,8 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 use store::{Faults, Rounds, SimDisk, Store};
 
-/// Adjacent ids that fill several tables, a second group far above that opens another range, and
-/// two isolated ids.
+/// Adjacent ids that fill several tables, a second group far above for which another range is
+/// created, and two isolated ids.
 const IDS: [u64; 202] = {
     let mut ids = [0; 202];
     let mut at = 0;
@@ -48,7 +49,7 @@ const IDS: [u64; 202] = {
     (ids[200], ids[201]) = (1 << 56, u64::MAX);
     ids
 };
-/// Index of the first id of the upper group.
+/// Position in the id list at which the upper group begins.
 const UPPER: usize = 120;
 /// Upper bound of token times in seconds; greater than the lifetime of tokens.
 const TIMES_S: u32 = 9000;
@@ -68,7 +69,7 @@ fn config() -> Options {
         (existence.seed, existence.false_positive_rate) = (7, 1e-7);
         // Use small tables, so that a space has several, but too few for one to be recycled.
         existence.pairs_per_table = 200;
-        // 64 outlier pairs open a range.
+        // With 64 outlier pairs (pairs of ids far above all tables), a new range is created.
         (existence.max_outliers, existence.spill) = (1024, true);
     }
     config.existence[1].ledger = LedgerMode::Off;
@@ -83,7 +84,7 @@ struct Seen {
     rows: Vec<Option<Vec<i64>>>,
     /// Ordered by space, id and member.
     flags: Vec<Answer>,
-    /// Pairs of all ledgers: number of the space, id, member.
+    /// Pairs of all ledgers: space number, id and member.
     pairs: Vec<(u32, u64, OwnedMember)>,
     /// Tables of each space, each with the number of pairs at which it is closed.
     layouts: Vec<Vec<Layout>>,
@@ -164,7 +165,7 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
     let change = [Change { field, delta: value }];
     let name = format!("f{}", random.u32(0..3));
     match random.u32(0..100) {
-        // Marks the posts of a page as read, or enough posts to open a range.
+        // Marks the posts of a page as read, or enough posts for a new range.
         0..=9 => {
             let (first, most) = (random.usize(0..ids.len()), [30, 100][random.usize(0..2)]);
             let page = ids.iter().skip(first).take(most);
@@ -298,7 +299,7 @@ struct Sums {
 struct Life<'a> {
     seed: u64,
     /// Ids that this process changes. Each process uses higher ids than the previous process, so
-    /// that new tables open.
+    /// that new tables are created.
     ids: &'a [u64],
     current: &'a Current,
     store: &'a Store,

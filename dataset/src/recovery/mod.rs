@@ -57,7 +57,7 @@ pub enum RecoverError {
     Newer {
         /// Path of the folder.
         folder: std::path::PathBuf,
-        /// Number of the unknown record kind.
+        /// Kind of the unrecognized record.
         kind: u32,
     },
     /// The folder cannot be created.
@@ -320,8 +320,8 @@ fn complete(
     Ok(())
 }
 
-/// Moves outliers that replay created into tables. The number of tables depends on the configured
-/// limits, but the limits do not restrict the move itself.
+/// Moves outliers (ids far above all tables) that replay created into tables. The number of tables
+/// depends on the configured limits, but the limits do not restrict the move itself.
 fn gather_outliers(engines: &Engines) {
     let spaces = engines.counters().iter().filter(|space| space.outlier_rows() > 0);
     let limits: Vec<_> = spaces.map(|space| (space, space.memory_limit_bytes())).collect();
@@ -334,7 +334,7 @@ fn gather_outliers(engines: &Engines) {
 }
 
 /// Reads the newest catalogue of a data folder, even while another process uses it. Returns `None`
-/// if there is none.
+/// if the folder has no catalogue.
 pub fn catalogue_of(disk: &dyn Disk) -> Result<Option<Catalogue>, RecoverError> {
     let mut newest: Result<Option<Catalogue>, Unreadable> = Ok(None);
     store::peek(disk, RecordKind::Catalogue as u8, &mut |payload| {

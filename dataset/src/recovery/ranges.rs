@@ -18,7 +18,7 @@ const MEMBER: u64 = 7;
 const LOWER: u64 = 1000;
 const UPPER: u64 = 1 << 50;
 
-/// Returns options for a space with small tables, whose second range opens after few ids.
+/// Returns options for a space with small tables, whose second range is created after a few ids.
 fn options(ledger: LedgerMode) -> Options {
     let mut options = Options::default();
     let seen = Existence {
@@ -251,8 +251,8 @@ fn snapshot_older_than_a_range_loses_no_table() {
         let disk = SimDisk::new(3);
         let known = process(&disk, options, BTreeSet::new(), |process| {
             process.fill(LOWER, 0..2000);
-            // The snapshot's head contains these pairs as outliers. Later they are in a spilled
-            // table.
+            // The snapshot's head contains these pairs as outliers, because their ids are far above
+            // all tables. Later they are in a spilled table.
             process.fill(UPPER, 0..50);
             process.save();
             two_ranges(process, 2000);

@@ -1,5 +1,5 @@
-//! Simulation of spills and retirements on a failing disk. After a power cut or a kill, recovery
-//! must find every row above the horizon, and none below it.
+//! Simulation of spills and retirements on a failing disk. After a power loss or a killed process,
+//! recovery must find every row above the horizon, and none below it.
 //!
 //! `TIDEMARK_RUNS` sets the number of seeds.
 

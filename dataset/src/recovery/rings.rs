@@ -144,9 +144,9 @@ fn replayed(disk: &SimDisk, mut each: impl FnMut(&Site)) -> Site {
     site
 }
 
-/// Tests invariant L1 of `phantom/src/rollover.rs`: some ids jump ahead and become outliers, and
-/// tables are closed. After each batch the replayed tables must be a subset of the original tables.
-/// At the end all bits must be equal.
+/// Tests invariant L1 of `phantom/src/rollover.rs`: some ids are far above all tables and become
+/// outliers, and tables are closed. After each batch the replayed tables must be a subset of the
+/// original tables. At the end all bits must be equal.
 #[test]
 fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     let here = Site::new();
@@ -190,8 +190,8 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     }
 }
 
-/// Tests invariant L1 of `phantom/src/rollover.rs`: ids above 2^40 open a second range. Both ranges
-/// open new tables, and every prefix of the log must contain the layout that its pairs need.
+/// Tests invariant L1 of `phantom/src/rollover.rs`: ids above 2^40 open a second range. Tables are
+/// created in both ranges, and every prefix of the log must contain the layout that its pairs need.
 #[test]
 fn a_range_that_opens_is_in_the_log() {
     let here = Site::with(|existence| existence.max_outliers = 2000);

@@ -214,12 +214,12 @@ pub(crate) fn attach_pairs(store: &Store, engines: &mut Engines) -> store::Resul
 
 /// State while a snapshot is loaded: partially loaded spaces, until all files have been read.
 struct Loading<'a> {
-    /// Filter options of each existence space, by number of the space.
+    /// Filter options of each existence space, keyed by space number.
     options: HashMap<u32, phantom::Options>,
     loaders: HashMap<u32, counter::Loader<'a>>,
-    /// Decoders of partially read table files, by name of the file.
+    /// Decoders of partially read table files, keyed by file name.
     decoders: Mutex<HashMap<String, TableDecoder>>,
-    /// Parts of each existence space read so far, by number of the space.
+    /// Parts of each existence space read so far, keyed by space number.
     restored: Mutex<HashMap<u32, Restored>>,
 }
 

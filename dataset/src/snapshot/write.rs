@@ -202,9 +202,9 @@ pub(crate) fn write_pairs<'s>(
     pace: &CpuThrottle<'_>,
     add: &mut dyn FnMut(&mut SnapshotWriter<'s>, SnapshotFileWriter) -> Result<(), String>,
 ) -> Result<(), String> {
-    // Encode the head before the tables, so that an outlier that concurrently moves to a table is
-    // in at least one of them. Such a move does not mark a part as dirty, so all tables of a space
-    // with outliers count as changed.
+    // Encode the head before the tables, so that an outlier (a pair of an id far above all tables)
+    // that concurrently moves to a table is in the head or in the table. Such a move does not mark
+    // a part as dirty, so all tables of a space with outliers count as changed.
     let aside = space.outlier_pairs();
     let head = space.encode_head();
     if parts.had_outliers(space.number(), aside > 0) {
@@ -311,7 +311,7 @@ fn write_tokens(
     Ok(file)
 }
 
-/// Returns the tables that must be written. The others keep the files of the last snapshot.
+/// Returns the tables that must be written. Unchanged parts keep the files of the last snapshot.
 fn plan(
     parts: &DirtyParts,
     writer: &mut SnapshotWriter<'_>,

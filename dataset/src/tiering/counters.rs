@@ -166,7 +166,7 @@ fn small_neighbours(
         })
 }
 
-/// Performs the most urgent work of a space. Returns whether there was work; `None` if memory is
+/// Performs the most urgent work of a space. Returns whether there was work, or `None` if memory is
 /// short and nothing can free it.
 pub(super) fn do_urgent_work(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<bool>> {
     if !space.cold().files().below(space.horizon()).is_empty() {

@@ -7,8 +7,8 @@ use store::{FileEntry, Store};
 
 /// Removes the files of dropped spaces. Returns whether it removed a file.
 ///
-/// The drop must already be durable in the log, because recovery requires the files of all spaces
-/// in the catalogue. No other thread may write files.
+/// The deletion of the space must already be durable in the log, because recovery requires the
+/// files of all spaces in the catalogue. No other thread may write files.
 pub(crate) fn remove_dropped(
     store: &Store,
     engines: &Engines,

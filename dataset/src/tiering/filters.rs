@@ -63,9 +63,9 @@ impl SpillContext<'_> {
         self.write_rewrite(space, rewrite, covered, rate).map(Some)
     }
 
-    /// Log offset up to which the table that starts at `low` contains all changes of its ids.
-    /// Returns 0 while pairs of these ids are outliers, because no log record marks their move into
-    /// the table.
+    /// Log offset up to which the table that starts at `low` contains all changes to its ids.
+    /// Returns 0 while pairs of these ids are outliers (stored outside the tables), because no log
+    /// record marks their move into the table.
     fn covered(&self, space: &ExistenceSpace, low: u64) -> store::Result<u64> {
         let Some((low, last)) = space.range_over(low) else { return Ok(0) };
         while space.has_outliers(low, last) && space.move_on() {}
@@ -156,8 +156,8 @@ impl SpillContext<'_> {
         Ok(true)
     }
 
-    /// Spills or merges the most urgent table. Returns whether there was any work; `None` if memory
-    /// is short and nothing can free it.
+    /// Spills or merges the most urgent table. Returns whether there was any work, or `None` if
+    /// memory is short and nothing can free it.
     pub(crate) fn do_urgent_pair_work(
         &self,
         space: &ExistenceSpace,
@@ -172,7 +172,7 @@ impl SpillContext<'_> {
         }
         let (late, most) = space.late();
         if late > most / 2 {
-            // `None` if all late pairs belong to quarantined tables.
+            // `most_late` returns `None` if all late pairs belong to quarantined tables.
             let Some((low, _)) = most_late(space) else { return Ok(None) };
             let rate = if space.is_crowded() { 0 } else { rate };
             return Ok(Some(self.spill_pairs(space, low, rate)?.is_some()));
@@ -205,8 +205,8 @@ fn needs_work(space: &ExistenceSpace) -> bool {
         || space.cold().files().first().is_some_and(|file| file.entry().tag.high < horizon)
 }
 
-/// Spills the oldest table in memory. If there is none, merges the table with the most late pairs.
-/// Returns `None` if there is no such table either.
+/// Spills the oldest table in memory. If no table can be spilled, merges the table with the most
+/// late pairs. Returns `None` if no table has late pairs either.
 pub(crate) fn spill_oldest(
     ground: &SpillContext<'_>,
     space: &ExistenceSpace,
@@ -222,7 +222,7 @@ pub(crate) fn merge_late(
     most_late(space).map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
-/// Performs the most urgent work of a space. Returns whether there was work; `None` if memory is
+/// Performs the most urgent work of a space. Returns whether there was work, or `None` if memory is
 /// short and nothing can free it.
 pub(super) fn do_urgent_work(
     live: &Live<'_>,

@@ -77,8 +77,8 @@ impl<'a> SpillContext<'a> {
         })
     }
 
-    /// Whether the spill must not pause, because other threads wait for it or will soon wait.
-    /// Always true in recovery.
+    /// True if the spill must run without pauses, because other threads wait for it or will soon
+    /// wait. Always true in recovery.
     pub(crate) fn is_urgent(&self) -> bool {
         let is_nearly_full = |space: &CounterSpace| {
             let limit = space.memory_limit_bytes();
@@ -182,7 +182,7 @@ pub(super) fn is_short(space: &CounterSpace, limit: u64) -> bool {
     used > limit - space.spare(limit)
 }
 
-/// Lowest id of the table to spill; `None` if memory is not short. The newest table stays in
+/// Lowest id of the table to spill, or `None` if memory is not short. The newest table stays in
 /// memory.
 pub(super) fn to_spill(space: &ExistenceSpace) -> Option<u64> {
     let oldest = || space.oldest_in_memory().map(|(low, _)| low);

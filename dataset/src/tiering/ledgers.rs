@@ -52,7 +52,7 @@ pub(crate) fn flush_all(ground: &SpillContext<'_>, space: &ExistenceSpace) -> st
 }
 
 /// Removes pairs of ids that `keep` rejects, in the ledger range that contains `first`. Returns the
-/// range's last id and the number of removed pairs; `None` if the space has been dropped.
+/// range's last id and the number of removed pairs, or `None` if the space has been dropped.
 ///
 /// The removal is not logged. Each replica removes the pairs by itself, and replay of older log
 /// records restores them. `still` runs before the removal takes effect and can cancel it. Pairs

@@ -36,7 +36,8 @@ use ground::{is_short, lock_data_files, record_spill_failure};
 pub use ledgers::drop_pairs;
 pub use spiller::Spiller;
 
-/// Spills the oldest range with rows or deletions in memory; `None` if there is none.
+/// Spills the oldest range with rows or deletions in memory. Returns `None` if there is no such
+/// range.
 pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<SpillResult>> {
     let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(None) };
     let is_worth =
@@ -48,8 +49,8 @@ pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Opti
     oldest.map(|range| SpillContext::of(live).spill(space, range.low, range.last, 0)).transpose()
 }
 
-/// Flushes the ledger, if there is one, then spills the oldest table of pairs in memory. If there
-/// is no such table, merges the table with the most late pairs.
+/// Flushes the ledger, if the space has a ledger, then spills the oldest table of pairs in memory.
+/// If there is no such table, merges the table with the most late pairs.
 pub fn spill_oldest_pairs(
     live: &Live<'_>,
     space: &ExistenceSpace,
@@ -59,7 +60,7 @@ pub fn spill_oldest_pairs(
     filters::spill_oldest(&SpillContext::of(live), space)
 }
 
-/// Merges the table with the most late pairs. `None` if no table can be merged.
+/// Merges the table with the most late pairs. Returns `None` if no table can be merged.
 pub fn merge_late(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<SpillResult>> {
     let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(None) };
     filters::merge_late(&SpillContext::of(live), space)

@@ -60,8 +60,8 @@ impl Retries {
         false
     }
 
-    /// Removes the files of dropped spaces that remain after a crash, or after a drop replicated
-    /// from the master. Returns whether it removed a file.
+    /// Removes the files of dropped spaces that remain after a crash, or after the master dropped
+    /// the space and replicated this change. Returns whether it removed a file.
     fn forget_dropped(&mut self, live: &Live<'_>, engines: &Engines) -> bool {
         // No space has the number 0, so 0 is the key of this work.
         let is_due = self.due.get(&0).is_none_or(|due| time::now() >= *due);
@@ -120,7 +120,7 @@ pub struct Spiller {
 
 impl Spiller {
     /// Performs the work of all spaces if a data set is open, and scrubs one piece of a file.
-    /// Returns the sleep time before the next step; `None` if there may be more work.
+    /// Returns the sleep time before the next step, or `None` if there may be more work.
     pub fn step(&mut self, live: Option<&Live<'_>>, durability: &Durability) -> Option<Duration> {
         let worked = live.is_some_and(|live| self.retries.do_all_urgent_work(live));
         let until_due = live.map_or(Duration::MAX, |live| self.scrubber.step(live));

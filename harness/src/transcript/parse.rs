@@ -8,7 +8,7 @@ pub(super) struct Step {
     /// Text of the first line.
     pub(super) head: String,
     pub(super) kind: Kind,
-    /// Lines below the first one: a configuration, or the expected output.
+    /// Lines after the first line: a configuration, or the expected output.
     pub(super) body: Vec<String>,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Step>, String> {
     Ok(steps)
 }
 
-/// Returns the kind of step that a line starts, or `None` if it continues the previous one.
+/// Returns the kind of step that a line starts, or `None` if it continues the previous step.
 fn kind_of(line: &str) -> Result<Option<Kind>, String> {
     if line.is_empty() || line.starts_with('#') {
         return Ok(Some(Kind::Text));

@@ -1,6 +1,7 @@
-//! Crash tests on the simulated disk: log, snapshots, flushes and trims. Each iteration ends with a
-//! power cut or a kill at a random step. After the restart all synced changes must be present,
-//! changes never written must be absent, and the ledger must equal the state of the log.
+//! Crash tests on the simulated disk: log, snapshots, flushes and trims. In each iteration, the
+//! simulated process runs a workload until a power loss or a kill at a random step. After the
+//! restart all synced changes must be present, changes never written must be absent, and the ledger
+//! must equal the state of the log.
 //!
 //! The test uses the log of the crate `store`. A batch contains changes (pairs set or unset, ids
 //! dropped), and snapshots contain the ledger's memory. As in the crate `dataset`, a log record

@@ -1,4 +1,5 @@
-//! Compares random changes, flushes, merges, drops and restarts with a `BTreeSet`.
+//! Compares a ledger with a `BTreeSet` after random changes, flushes, merges, deletions of ids and
+//! restarts.
 
 use ledger::{Flush, Ledger, Member, Options, OwnedMember};
 use std::collections::BTreeSet;
@@ -251,8 +252,8 @@ fn members_of_an_id_come_in_pages() {
     assert!(!Ledger::takes(Member::Bytes(&[0; 513])) && Ledger::takes(Member::Bytes(&[0; 512])));
 }
 
-/// A trim removes drops that apply to no run. A trim of the range with the most drops does not
-/// rewrite other ranges.
+/// A trim removes drop records that apply to no run. A trim of the range with the most drop records
+/// does not rewrite other ranges.
 #[test]
 fn drops_are_forgotten_range_by_range() {
     let disk = SimDisk::new(1);

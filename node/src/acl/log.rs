@@ -30,7 +30,7 @@ impl Reason {
 
 /// A refusal, with the number of its repetitions.
 pub struct Entry {
-    /// Unique number of the entry.
+    /// Unique identifier of the entry.
     pub number: u64,
     pub count: u64,
     pub reason: Reason,

@@ -52,7 +52,7 @@ type Users = BTreeMap<String, Arc<User>>;
 /// All users, and the log of refusals.
 pub struct Acl {
     users: ArcSwap<Users>,
-    /// Serializes changes of users.
+    /// Serializes changes to users.
     changing: Mutex<()>,
     /// Commands denied to every user: `security.deny_commands`.
     denied: ArcSwap<Commands>,
@@ -344,7 +344,7 @@ fn read_file(security: &Security) -> Result<Users, String> {
 
 /// Permissions of a connection.
 pub struct Access {
-    /// User of the connection; `None` before authentication.
+    /// User of the connection, or `None` before authentication.
     pub user: Option<Arc<User>>,
     /// Whether the user has all permissions, so that no checks are needed.
     pub free: bool,

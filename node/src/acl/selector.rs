@@ -210,7 +210,8 @@ impl Pattern {
 #[derive(Clone, Debug)]
 pub struct Selector {
     commands: Commands,
-    /// Whether the rules start from all commands, including future ones, instead of none.
+    /// Whether the rules start from all commands, including commands of future releases, or from no
+    /// command.
     all_commands: bool,
     /// Allowed first arguments, in lower case, of commands that are not in `commands`
     /// (`+select|0`).

@@ -26,11 +26,12 @@ pub const NAME: &str = "tidemark.cluster";
 pub struct StoredState {
     /// Topology that this node last accepted.
     pub topology: Topology,
-    /// Highest election number of a HEARTBEAT; 0 if there was none.
+    /// Highest election number received in a HEARTBEAT; 0 before the first HEARTBEAT.
     pub election: u64,
     /// Duration of the lease that this HEARTBEAT granted, in milliseconds.
     pub lease_ms: u64,
-    /// Whether this node has given slots away and not all new owners have confirmed the topology.
+    /// True if this node has handed over slots and still waits for a new owner to confirm the
+    /// topology.
     pub giving: bool,
 }
 
@@ -76,7 +77,7 @@ impl StoredState {
         Some(StoredState { topology, election, lease_ms, giving })
     }
 
-    /// Reads the stored cluster state; `None` if the folder has no such file.
+    /// Reads the stored cluster state. Returns `None` if the folder has no such file.
     pub fn read(dir: &Path) -> io::Result<Option<StoredState>> {
         let advice = "remove it, then have the cluster's controller send the topology again";
         checked_file::read(dir, NAME, StoredState::decode, advice)

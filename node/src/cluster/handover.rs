@@ -107,7 +107,7 @@ pub async fn hand_over<G: HandoverSource>(
         let has_unconfirmed_handover = giver.cluster().has_unconfirmed_handover();
         let told = send_topology_to_all(giver, &next).await;
         // All masters, including the new owners, and all replicas of this node must receive the
-        // topology. A node that refuses the topology knows a later one.
+        // topology. A node that refuses the topology has a later topology.
         let is_needed = |(member, error): &&(&Member, String)| {
             member.master.is_none()
                 || member.master.as_ref() == Some(&next.own_id)
@@ -147,7 +147,7 @@ pub async fn hand_over<G: HandoverSource>(
     }
     giver.pause(Paused::All);
     giver.adopt(now.version, next.clone()).await?;
-    // Send to all nodes concurrently, so that a silent node does not delay the others.
+    // Send to all nodes concurrently, so that a silent node does not delay the other nodes.
     let told = others.into_iter().map(|mut link| {
         let next = &next;
         async move { within(TAKE_OVER_TIMEOUT, G::tell(&mut link, next, b"")).await }

@@ -45,7 +45,7 @@ impl From<ClusterError> for Refusal {
 /// Lease that a HEARTBEAT has granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Number of the election that granted the lease.
+    /// Election number under which the lease was granted.
     pub election: u64,
     /// Duration of the lease after each HEARTBEAT, in milliseconds.
     pub ms: u64,
@@ -68,9 +68,9 @@ pub struct Cluster {
     pub health: health::Health,
     /// Number of requests sent to other nodes for their part of a client's request.
     pub asked: AtomicU64,
-    /// Number of these requests that failed because of a timeout or a missing connection.
+    /// Number of requests to other nodes that failed because of a timeout or a missing connection.
     pub unanswered: AtomicU64,
-    /// Serializes changes of the cluster state, including the write to disk.
+    /// Serializes changes to the cluster state, including the write to disk.
     changing: Mutex<()>,
     /// Locked during a hand-over of slots to replicas.
     pub handing: tokio::sync::Mutex<()>,
@@ -97,7 +97,7 @@ impl Cluster {
         self.now.load_full()
     }
 
-    /// Returns the lease; `None` before the first HEARTBEAT.
+    /// Returns the lease, or `None` before the first HEARTBEAT.
     pub fn lease(&self) -> Option<Lease> {
         *self.lease.lock()
     }
@@ -115,8 +115,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Replaces the topology if `next` returns one. The new topology is durable when this function
-    /// returns. Returns whether the topology changed.
+    /// Replaces the topology if `next` returns a new topology. The new topology is durable when
+    /// this function returns. Returns whether the topology changed.
     pub fn change(
         &self,
         dir: &Path,
@@ -164,7 +164,8 @@ impl Cluster {
         Ok(true)
     }
 
-    /// Whether this node has given slots away and not all new owners have confirmed the topology.
+    /// Returns true if this node has handed over slots and still waits for a new owner to confirm
+    /// the topology.
     pub fn has_unconfirmed_handover(&self) -> bool {
         self.giving.load(SeqCst)
     }

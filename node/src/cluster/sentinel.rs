@@ -89,8 +89,8 @@ pub fn id_of((host, port): &SentinelAddress) -> String {
 }
 
 impl Sentinels {
-    /// Records a Sentinel's view of a shard. Returns false if the view is older than the previous
-    /// one of this Sentinel.
+    /// Records a Sentinel's view of a shard. Returns false if the view is older than the last view
+    /// from this Sentinel.
     pub fn hear(&mut self, sentinel: usize, shard: usize, said: SentinelReply) -> bool {
         let known = self.said.entry((sentinel, shard)).or_insert_with(|| said.clone());
         let is_older = known.epoch > said.epoch;

@@ -2,7 +2,7 @@
 //!
 //! The slot of a key is the hash of its tag, the text in its first braces. The slot of an id is the
 //! hash of its decimal text. So `post:{1001}`, `liked:{1001}` and the argument `1001` share a slot.
-//! The server refuses a key without a hash tag, since such a key would be in a different slot than
+//! The server refuses a key without a hash tag, since such a key would be in a different slot from
 //! its id.
 
 /// Number of slots of a cluster.

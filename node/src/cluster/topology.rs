@@ -42,7 +42,7 @@ pub struct Member {
     pub host: String,
     /// Port for clients and other nodes.
     pub port: u16,
-    /// Id of its master; `None` for a master.
+    /// Id of its master, or `None` for a master.
     pub master: Option<String>,
 }
 

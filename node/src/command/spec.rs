@@ -65,7 +65,8 @@ pub mod flag {
     pub const NAMED: u32 = 1 << 27;
     /// A write that also returns stored data.
     pub const READS: u32 = 1 << 28;
-    /// Replies with one element for each id, so a cluster node can merge the replies of others.
+    /// Replies with one element for each id, so a cluster node can merge the replies of several
+    /// nodes.
     pub const PER_ID: u32 = 1 << 29;
     /// Accepts its ids as one packed string (`id_list`).
     pub const PACKED: u32 = 1 << 30;
@@ -77,8 +78,8 @@ pub mod flag {
 pub enum KeyArgs {
     /// No positions: the command accesses no data, or the whole data set.
     None,
-    /// Keys: position of the first and of the last one (negative: counted from the end), and the
-    /// step.
+    /// Keys: position of the first key, position of the last key (negative: counted from the end),
+    /// and the step.
     Keys(i32, i32, i32),
     /// Stream keys after the word STREAMS, which is at this position or later. An equal number of
     /// ids follows the keys.
@@ -174,7 +175,7 @@ pub struct Spec {
     pub summary: &'static str,
     /// Time complexity of the command.
     pub cost: Cost,
-    /// How the command uses its first key and the others, in terms of
+    /// How the command uses its first key and its other keys, in terms of
     /// [`KeySpec::uses`](crate::command::keyspec::KeySpec::uses); empty if the flags imply the use.
     pub uses: (&'static str, &'static str),
     /// Hints for cluster clients: request and response policy, and whether replies are

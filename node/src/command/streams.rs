@@ -8,7 +8,7 @@ pub(crate) const ALL: &[u8] = b"tm:changes";
 /// Prefix of the stream of one space.
 const OF_SPACE: &[u8] = b"tm:changes:";
 
-/// Returns the space in a stream's key, whether or not it exists.
+/// Returns the space name in a stream's key. The space need not exist.
 pub(crate) fn space_in(key: &[u8]) -> Option<&[u8]> {
     key.strip_prefix(OF_SPACE)
 }

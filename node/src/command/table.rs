@@ -9,8 +9,8 @@ const EMPTY: u16 = u16::MAX;
 
 struct Table {
     specs: Vec<Spec>,
-    /// Index of each command among all commands and subcommands. The last element is their total
-    /// number.
+    /// For each command, its index among all commands and subcommands. The last element is their
+    /// total number.
     bits: Vec<usize>,
     slots: [u16; SLOTS],
 }

@@ -86,7 +86,7 @@ fn write_value(kind: MetricKind, value: Value, out: &mut MetricEncoder<'_>) -> R
 pub(super) struct Durations {
     pub(super) sum: f64,
     /// Buckets of the histogram: the upper bound, and the number of durations between the previous
-    /// bound and this one.
+    /// bound and this bound.
     pub(super) buckets: Vec<(f64, u64)>,
 }
 

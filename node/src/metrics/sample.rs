@@ -94,7 +94,7 @@ impl Sample {
         self.backups.get_or_init(|| self.node.backups.status())
     }
 
-    /// Returns the state of the link to the master; `None` on a master.
+    /// Returns the state of the link to the master, or `None` on a master.
     pub(super) fn link(&self) -> Option<&ReplicaLinkStatus> {
         let replication = &self.node.replication;
         let link = || replication.master().map(|_| replication.link.lock().clone());

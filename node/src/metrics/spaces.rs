@@ -13,7 +13,7 @@ type CounterMetric = Metric<CounterSpace>;
 type ExistenceMetric = Metric<ExistenceSpace>;
 type LedgerMetric = Metric<PairLedger>;
 
-/// Returns the fill ratio of the newest table. At 1 the space closes the table and opens a new
+/// Returns the fill ratio of the newest table. At 1 the space closes the table and creates a new
 /// table.
 fn newest(space: &CounterSpace) -> f64 {
     let rows = space.ranges().last().map_or(0, |range| range.rows);

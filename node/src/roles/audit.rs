@@ -134,7 +134,7 @@ impl AuditReport {
 
 #[derive(Default)]
 struct Shared {
-    /// The running pass, or the last one.
+    /// The running pass, or the most recent pass if none is running.
     report: Option<AuditReport>,
     /// Whether the thread has not yet taken the requested pass.
     is_wanted: bool,
@@ -172,7 +172,7 @@ impl Audits {
         is_running
     }
 
-    /// Returns the running pass, or the last one.
+    /// Returns the running pass, or the most recent pass if none is running.
     pub fn report(&self) -> Option<AuditReport> {
         self.shared.lock().report.clone()
     }

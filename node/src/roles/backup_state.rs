@@ -133,7 +133,7 @@ impl Backups {
         true
     }
 
-    /// Stops the running backup. Returns false if there is none.
+    /// Stops the running backup. Returns false if no backup is running.
     pub fn give_up(&self) -> bool {
         let is_running = self.shared.lock().running.is_some();
         self.stopped.store(is_running, Relaxed);

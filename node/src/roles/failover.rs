@@ -45,7 +45,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Retry interval while the disk fails.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Error code of a replica that rejects this and all earlier requests to take over.
+/// Error code by which a replica rejects this and all earlier takeover requests.
 pub const NO: &str = "NOFAILOVER";
 /// Error codes of replicas that may accept a retry.
 const RETRYABLE_ERRORS: [&str; 2] = ["LOADING", "NOMASTERLINK"];
@@ -59,7 +59,7 @@ const IN_DOUBT: &str = "ERR the replica did not reply to the takeover request an
 pub struct FailoverRequest {
     /// Address of the replica; `None` chooses the first replica that has caught up.
     pub to: Option<Master>,
-    /// Whether `to` takes over after the timeout even if it has not caught up.
+    /// True if `to` takes over after the timeout even when it lags behind.
     pub force: bool,
     /// TIMEOUT: time after which the failover is aborted or forced.
     pub timeout: Option<Duration>,
@@ -261,8 +261,8 @@ impl Failover {
         Ok(())
     }
 
-    /// Aborts a failover: FAILOVER ABORT or the timeout. Fails if there is none, or if the replica
-    /// may have taken over.
+    /// Aborts a failover: FAILOVER ABORT or the timeout. Fails if no failover is in progress, or if
+    /// the replica may have taken over.
     pub fn abort(&self, node: &Node, why: &str) -> Result<(), String> {
         self.restore_master(node, why, None)
     }

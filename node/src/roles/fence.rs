@@ -14,7 +14,7 @@
 //! accepted in between would be lost. A replica that restarts together with its old master is as
 //! stale as that master. Therefore, after the first hello of a Sentinel, only Sentinels and
 //! operators lift the fence. An epoch is on disk ([`crate::roles::role`]) before it lifts the
-//! fence, so a restarted node never accepts an older one.
+//! fence, so a restarted node never accepts an older epoch.
 //!
 //! Epochs are compared within a *group*: the Sentinels that watch a master under one name. Groups
 //! have independent epochs. If two groups watch this node, either group can depose it, and only
@@ -66,8 +66,8 @@ struct Group {
     is_doubtful: bool,
     /// Last epoch in which this node is known to have been the master.
     last_master_epoch: Option<u64>,
-    /// Whether the group names this node in an epoch that is not on disk yet. Writing the epoch to
-    /// disk lifts the fence.
+    /// True if the Sentinel group names this node as master in an epoch that is still to be written
+    /// to disk. Writing the epoch to disk lifts the fence.
     lifts: bool,
     deposes: bool,
 }
@@ -169,7 +169,8 @@ impl Fence {
         self.heard.lock().is_raised = true;
     }
 
-    /// Fences a master that has missed this many topologies since the last applied one.
+    /// Fences a master that has missed this number of topologies since the last topology it
+    /// applied.
     pub(crate) fn skipped(&self, topologies: u64) {
         let mut heard = self.heard.lock();
         (heard.is_raised, heard.skipped) = (true, topologies);
@@ -221,7 +222,7 @@ impl Fence {
         self.heard.lock().lets_replica_lift_fence()
     }
 
-    /// Handles a hello of a group. `is_ours` is whether the hello names this node as the master.
+    /// Handles a hello of a group. `is_ours` is true if the hello names this node as the master.
     pub(crate) fn named(
         &self,
         name: &str,

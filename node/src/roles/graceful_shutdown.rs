@@ -141,7 +141,7 @@ pub fn abort(node: &Node) -> bool {
     node.stop.forget_warning() | node.stop.end_save() | stay(node)
 }
 
-/// Cancels a shutdown that waits for replicas. Returns false if there is none.
+/// Cancels a shutdown that waits for replicas. Returns false if no shutdown is waiting.
 fn stay(node: &Node) -> bool {
     node.stop.stay(|| node.pause.end(By::Stop))
 }

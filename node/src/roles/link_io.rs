@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::Poll;
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Reads the bytes that are available without waiting; `None` if there are none.
+/// Reads the bytes that are available without waiting. Returns `None` if no bytes are available.
 pub(super) async fn read_available(
     stream: &mut (impl AsyncRead + Unpin),
     input: &mut [u8],

@@ -28,7 +28,7 @@ pub struct ReplicaLinkStatus {
     pub heard: Instant,
     /// Last time when this node had the master's whole log.
     pub in_step: Option<Instant>,
-    /// Time when the link was lost. `None` while it is up or before the first connection.
+    /// Time when the link was lost, or `None` while the link is up and before the first connection.
     pub down_since: Option<Instant>,
     /// Last error of the link.
     pub error: String,

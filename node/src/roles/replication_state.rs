@@ -90,7 +90,7 @@ pub struct Replication {
     is_saving_epochs: AtomicBool,
     /// Whether the log matches the role: a master's own log, or a copy of its master's log.
     matches_role: AtomicBool,
-    /// Whether the node has not yet synced with its master in this process.
+    /// True until the node has synced with its master in this process.
     is_unsynced: AtomicBool,
     /// Whether the last role change made a master follow another node.
     was_master: AtomicBool,
@@ -160,7 +160,7 @@ impl Replication {
     }
 
     /// Restores the role at startup, from the data folder or from the configuration. `is_alone` is
-    /// whether no replica can have been promoted since the node stopped.
+    /// true if no replica can have been promoted since the node stopped.
     pub fn recall(&self, config: &Config, is_alone: bool) -> io::Result<()> {
         let role = match Role::read(&config.durability.dir)? {
             Some(role) => role,
@@ -234,8 +234,8 @@ impl Replication {
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
     }
 
-    /// Changes the role if `next` returns one. The new role is durable when this function returns.
-    /// Calls `told` once the role is visible to readers.
+    /// Changes the role if `next` returns a new role. The new role is durable when this function
+    /// returns. Calls `told` once the role is visible to readers.
     fn change(
         &self,
         config: &Config,
@@ -373,7 +373,7 @@ impl Replication {
         let _ = self.subscribe().wait_for(|_| self.is_taking_over()).await;
     }
 
-    /// Records that the old master has stepped down. `is_ordered` is whether a Sentinel requested
+    /// Records that the old master has stepped down. `is_ordered` is true if a Sentinel requested
     /// the promotion. Such a promotion needs no announcement.
     pub(crate) fn took_over(&self, is_ordered: bool) {
         self.announces.store(!is_ordered, SeqCst);
@@ -418,8 +418,8 @@ impl Replication {
     }
 
     /// Records a hello that a Sentinel published on this node. `named` is the address of the
-    /// master, and `is_ours` is whether it is this node. Returns true if the Sentinel has missed
-    /// the announcement, which must be repeated (`take_announcements`).
+    /// master, and `is_ours` is true if this node has that address. Returns true if the Sentinel
+    /// has missed the announcement, which must be repeated (`take_announcements`).
     pub fn heard(&self, said: Sentinel<'_>, named: &str, is_ours: bool) -> bool {
         self.sentinels.hear(said);
         if is_ours && self.is_master() {
@@ -669,7 +669,7 @@ impl Replication {
         });
     }
 
-    /// Grants a lease for writes. `is_again` is whether the message renews a lease that may have
+    /// Grants a lease for writes. `is_again` is true if the message renews a lease that may have
     /// expired (`write_gate.rs`).
     pub fn lease(&self, config: &Config, time: Duration, is_again: bool) {
         let gate = self.gate_lock.lock();

@@ -64,7 +64,7 @@ pub(crate) struct Epoch {
 /// Role of a node. See the module's documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Role {
-    /// Master to follow; `None` for a master.
+    /// Master to follow, or `None` for a master.
     pub master: Option<Master>,
     /// Whether a replica has its master's whole data set, as far as the replica knows.
     pub(crate) synced: bool,
@@ -171,7 +171,7 @@ impl Role {
         Some(Role { master, synced, replicated, sentinels, handing, forced, promoting, unfit })
     }
 
-    /// Reads the role; `None` if the folder has no role file.
+    /// Reads the role. Returns `None` if the folder has no role file.
     pub fn read(dir: &Path) -> io::Result<Option<Role>> {
         checked_file::read(dir, NAME, Role::decode, "remove it to start as a master")
     }

@@ -22,12 +22,12 @@ pub struct Blocked {
 }
 
 impl Blocked {
-    /// Begins a wait. `may_be_let_go` is whether CLIENT UNBLOCK may end the wait.
+    /// Begins a wait. `may_be_let_go` is true if CLIENT UNBLOCK may end the wait.
     pub fn begin(&self, may_be_let_go: bool) {
         self.state.store(if may_be_let_go { BLOCKED } else { UNINTERRUPTIBLE }, SeqCst);
     }
 
-    /// Ends the wait. `leaves` is whether the connection closes after this reply.
+    /// Ends the wait. `leaves` is true if the connection closes after this reply.
     pub fn end(&self, leaves: bool) {
         self.state.store(if leaves { CLOSING } else { NOT_BLOCKED }, SeqCst);
     }

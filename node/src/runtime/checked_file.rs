@@ -16,8 +16,8 @@ pub(crate) fn unsealed(text: &str) -> Option<&str> {
     (text == sealed(lines)).then_some(lines)
 }
 
-/// Reads a file; `None` if it does not exist. `advice` tells the operator what to do about a
-/// damaged file.
+/// Reads a file. Returns `None` if the file does not exist. `advice` tells the operator what to do
+/// about a damaged file.
 pub(crate) fn read<T>(
     dir: &Path,
     name: &str,

@@ -88,7 +88,7 @@ pub struct Client {
     pub queued_bytes: AtomicUsize,
     /// Share of the client's buffers in the memory of all clients.
     pub buffers: Share,
-    /// Bytes of the client's subscriptions and watched keys, in its own lists and in shared ones.
+    /// Bytes of the client's subscriptions and watched keys, in its own lists and in shared lists.
     pub kept_bytes: AtomicUsize,
     /// Share of `kept_bytes` in the memory of all clients.
     stored_share: Share,
@@ -136,7 +136,7 @@ pub struct DisconnectCounts {
     pub by_handshake: AtomicU64,
     /// The client sent nothing for `idle_timeout`.
     pub by_idleness: AtomicU64,
-    /// The client was the largest one when the sum exceeded `max_clients_memory`.
+    /// The client used the most memory when the sum exceeded `max_clients_memory`.
     pub(crate) by_memory: AtomicU64,
 }
 
@@ -213,8 +213,8 @@ impl Client {
         self.age_ms(now).saturating_sub(self.last_active_ms.load(Relaxed)) / 1000
     }
 
-    /// Whether the client has sent nothing for `most_s` seconds. As in Redis, subscribers, replicas
-    /// and blocked clients are never idle.
+    /// Returns true if the client has been silent for `most_s` seconds. As in Redis, subscribers,
+    /// replicas and blocked clients are never idle.
     pub fn is_idle(&self, now: Instant, most_s: u64) -> bool {
         let is_here_to_hear =
             self.kind() != ClientKind::Normal || self.flags.load(Relaxed) & MONITOR != 0;
@@ -226,8 +226,8 @@ impl Client {
         self.buffers.counted() + self.inbox.counted() + self.stored_share.counted()
     }
 
-    /// Sets the bytes of the client's subscriptions and watched keys. Called only by its own
-    /// worker.
+    /// Sets the bytes of the client's subscriptions and watched keys. Only the client's own worker
+    /// calls this function.
     pub fn set_stored_bytes(&self, bytes: usize) {
         self.kept_bytes.store(bytes, Relaxed);
         self.stored_share.set(bytes);
@@ -438,7 +438,7 @@ impl Clients {
         Some(client)
     }
 
-    /// Disconnects the largest clients until the others fit into the budget.
+    /// Disconnects the largest clients until the remaining clients fit into the budget.
     pub fn make_room(&self) {
         let Some(most) = self.budget.most() else { return };
         let mut all: Vec<_> =

@@ -121,7 +121,7 @@ impl Calls {
 }
 
 /// Returns a percentile of call durations in microseconds, with the precision of a histogram
-/// bucket; `None` without calls. `share` is between 0 and 1.
+/// bucket, or `None` without calls. `share` is between 0 and 1.
 pub fn percentile_us(buckets: &[u64], share: f64) -> Option<f64> {
     let wanted = ((buckets.iter().sum::<u64>() as f64 * share).ceil() as u64).max(1);
     let mut below = 0;
@@ -165,8 +165,8 @@ impl Sums {
         self.ns as f64 / 1000.0 / self.timed.max(1) as f64
     }
 
-    /// Returns a percentile in microseconds, with the precision of a histogram bucket; `None` if no
-    /// call was timed.
+    /// Returns a percentile in microseconds, with the precision of a histogram bucket, or `None` if
+    /// no call was timed.
     pub fn percentile_us(&self, share: f64) -> Option<f64> {
         percentile_us(&self.buckets, share)
     }

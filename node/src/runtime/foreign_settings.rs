@@ -1,9 +1,9 @@
 //! Settings that only Redis has, for CONFIG GET and CONFIG SET.
 //!
 //! The design of this server determines the value of a *fixed* setting. CONFIG SET accepts that
-//! value, and refuses others with a reason. An *idle* setting belongs to a Redis mechanism that
-//! this server lacks (encodings, eviction samples, active defragmentation). CONFIG SET accepts any
-//! value of its type, without effect, and CONFIG GET returns that value.
+//! value, and refuses all other values with a reason. An *idle* setting belongs to a Redis
+//! mechanism that this server lacks (encodings, eviction samples, active defragmentation). CONFIG
+//! SET accepts any value of its type, without effect, and CONFIG GET returns that value.
 
 use crate::config::{BACKLOG, Config};
 use dataset::options::units::Unit;

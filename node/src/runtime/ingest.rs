@@ -50,7 +50,7 @@ impl SourceState {
 pub struct IngestProgress {
     /// State of the partition's reader.
     pub state: SourceState,
-    /// Number of unread messages in the broker's last report; `None` before the first report. A
+    /// Number of unread messages in the broker's last report, or `None` before the first report. A
     /// pause does not change this number.
     pub lag: Option<u64>,
 }
@@ -231,8 +231,8 @@ impl IngestSource {
         }
     }
 
-    /// Returns the message number of an offset. JetStream's numbers have 64 bits; the upper half of
-    /// an offset identifies the stream (`server/src/ingest/nats.rs`).
+    /// Returns the broker's sequence number in an offset. JetStream sequence numbers have 64 bits;
+    /// the upper half of an offset identifies the stream (`server/src/ingest/nats.rs`).
     pub fn number(&self, message: u128) -> u128 {
         match self.broker {
             Broker::Nats => u128::from(message as u64),

@@ -32,7 +32,7 @@ pub fn times_all(server: &Server) -> bool {
 /// A slow command.
 #[derive(Clone)]
 pub struct Entry {
-    /// Number of the entry. SLOWLOG RESET does not reset the numbering.
+    /// Unique, increasing identifier of the entry. SLOWLOG RESET does not restart the sequence.
     pub id: u64,
     /// Time of the command, in seconds since 1970.
     pub at_s: u64,

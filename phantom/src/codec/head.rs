@@ -18,8 +18,9 @@ const HEAD_FIXED: usize = 40;
 const OUTLIER_PAIR_BYTES: usize = 24;
 
 impl Space {
-    /// Encodes the frontier and the outliers, which are not part of any table. Call this before
-    /// encoding the tables: a pair that moves into a table during the snapshot is then in both.
+    /// Encodes the frontier and the outliers (pairs of ids far above all tables), which are not
+    /// part of any table. Call this before encoding the tables: a pair that moves into a table
+    /// during the snapshot is then in both.
     pub fn encode_head(&self) -> Vec<u8> {
         let (frontier, seed) = (&self.frontier, self.seed);
         let ranges = Range::encode(&frontier.ranges());

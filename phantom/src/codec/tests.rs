@@ -14,7 +14,8 @@ fn options() -> Options {
 
 type Pairs = Vec<(u64, u64)>;
 
-/// Returns a space with closed tables, an extension, deleted pairs and outliers.
+/// Returns a space with closed tables, an extension, deleted pairs and outliers (pairs of ids far
+/// above all tables).
 fn busy() -> (Space, Pairs, Pairs) {
     let space = Space::new(options()).unwrap();
     let (mut set, mut unset) = (vec![], vec![]);

@@ -100,7 +100,8 @@ impl Note {
 
     /// Returns a table whose filters are read through `below`. `late` comes from a snapshot and
     /// applies only if it refers to the same pages. If `is_later`, the pages are newer than the
-    /// snapshot's head, so they contain all outliers of their ids.
+    /// snapshot's head, so they contain all pairs of their ids that the head lists as outliers
+    /// (pairs outside the tables).
     pub fn table(
         self,
         below: Arc<dyn ColdBackend>,

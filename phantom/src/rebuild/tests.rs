@@ -73,8 +73,8 @@ fn measured(space: &Space) -> f64 {
         / asked as f64
 }
 
-/// The list contains an outlier. An outlier deleted before its id is admitted must be unset in the
-/// rebuilt table.
+/// The list contains an outlier (a pair of an id far above all tables). An outlier deleted before
+/// its id is admitted must be unset in the rebuilt table.
 #[test]
 fn outliers_are_in_no_new_filter() {
     const FAR: u64 = 1 << 40;
@@ -96,7 +96,7 @@ fn outliers_are_in_no_new_filter() {
 }
 
 /// R5: a rebuild must not begin during the move of an outlier. The successor might miss the moved
-/// pair, which would still count as an outlier when the list is put.
+/// pair, which would still count as an outlier when the listed pairs are added to the successor.
 #[test]
 fn rebuild_begins_behind_moves_of_outliers() {
     const FAR: u64 = 1 << 40;

@@ -53,8 +53,8 @@ impl Chain {
         self.parts.last().map_or(0, |part| part.first + part.pages)
     }
 
-    /// Returns the page number of a pair in each filter. The pair is set if one of these pages
-    /// contains it.
+    /// Returns, for each filter, the number of the page that may contain the pair. The pair is set
+    /// if one of these pages contains it.
     pub fn places(&self, pair: &Pair) -> impl Iterator<Item = usize> {
         self.parts.iter().map(|part| part.first + page_of(pair, part.pages))
     }

@@ -49,7 +49,7 @@ impl ChainedFilter {
         ChainedFilter { filter, pairs: AtomicU64::new(pairs), capacity }
     }
 
-    /// Number of pairs, including deleted ones. A filter at capacity accepts no more.
+    /// Number of pairs, including deleted pairs. A filter at capacity accepts no more pairs.
     pub(crate) fn pairs(&self) -> u64 {
         self.pairs.load(Relaxed)
     }
@@ -85,7 +85,7 @@ pub(crate) struct Table {
     /// Number of pairs at which the table closes.
     roll_at: AtomicU64,
     pub(crate) canaries: Mutex<FpEstimator>,
-    /// Index of the first filter that may have room; all earlier filters are full.
+    /// Index of the first filter that may have free space. All filters before it are full.
     filling: AtomicUsize,
     /// Number of changes that did not alter the number of pairs.
     touched: AtomicU64,
@@ -206,12 +206,12 @@ impl Table {
         self.touched.fetch_add(1, Relaxed);
     }
 
-    /// Version number of the table. Every change raises the version.
+    /// Returns the table's version. Every change increments the version.
     pub(crate) fn version(&self) -> u64 {
         self.pairs() + self.touched.load(Relaxed)
     }
 
-    /// Number of pairs in all filters, including deleted ones.
+    /// Returns the number of pairs in all filters, including deleted pairs.
     pub(crate) fn pairs(&self) -> u64 {
         self.links().map(ChainedFilter::pairs).sum::<u64>() + self.cold().map_or(0, Cold::pairs)
     }
@@ -356,7 +356,7 @@ impl Table {
         self.last.load(Acquire) > 0
     }
 
-    /// Number of filters after the first one, in memory or on disk.
+    /// Number of filters in addition to the first filter, in memory or on disk.
     pub(crate) fn extensions(&self) -> usize {
         self.cold().map_or_else(|| self.last.load(Acquire), |cold| cold.chain().links() - 1)
     }

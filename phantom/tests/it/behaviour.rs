@@ -227,7 +227,7 @@ fn tables_learn_to_leave_room_for_late_pairs() {
         let space = space(4000, 1000);
         let mut rng = fastrand::Rng::with_seed(late);
         for i in 0..200_000u64 {
-            // Late pairs go to ids of the last one or two closed tables.
+            // The late pairs have ids of the last one or two closed tables.
             let behind = if rng.u64(0..100) < late { 3000 } else { 0 };
             add(&space, FIRST + (i + 3000 - behind), i);
         }
@@ -343,7 +343,8 @@ fn strays_anywhere_let_traffic_move_on() {
     assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
 }
 
-/// Returns a space with pairs near [`FIRST`] and `strays` outliers at the top of the id range.
+/// Returns a space with pairs near [`FIRST`] and `strays` outliers (ids far above all tables) at
+/// the top of the id range.
 fn beside_strays(strays: u64, max_outliers: usize) -> Space {
     let space = Space::new(Options {
         pairs_per_table: 20_000,
@@ -448,8 +449,8 @@ fn outlying_ids_are_refused_at_the_memory_limit() {
     assert!(space.layout().len() > 3);
 }
 
-/// Two services write to one space, with ids 2^52 apart. Both ranges open new tables, and each
-/// table keeps its false-positive rate.
+/// Two services write to one space, with ids 2^52 apart. Tables are created in both ranges, and
+/// each table keeps its false-positive rate.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     for spill in [false, true] {
@@ -478,7 +479,7 @@ fn two_ranges_of_ids_roll_side_by_side() {
         assert_eq!(tables.iter().filter(|table| table.early == 0).count(), 2, "open tables");
         assert!((0..1_000_000).all(|i| contains(&space, id(i), i) == Answer::Yes));
         assert_eq!(space.oldest_in_memory().map(|(low, _)| low), Some(0));
-        // Both ranges still open new tables after a restart from a snapshot without a log.
+        // Tables are still created in both ranges after a restart from a snapshot without a log.
         let copy = crate::copies::copy(&space);
         copy.lead();
         assert_eq!(

@@ -1,5 +1,5 @@
 //! Random operations compared with a map. Small tables make rollovers, recycling, extensions,
-//! deletions and outliers frequent.
+//! deletions and outliers (ids far above all tables) frequent.
 
 use phantom::{Answer, Change, Error, Member, Options, Space};
 use std::collections::BTreeMap;

@@ -231,8 +231,8 @@ fn a_log_brings_all_back_from_any_earlier_position() {
             traffic.space.course(0).ranges
         );
         let Events { forgotten, ranges } = traffic.events;
-        // A seed may have more ranges than services, because outliers also open a range when they
-        // use much memory.
+        // A seed may have more ranges than services, because a range is also created when outliers
+        // (ids far above all tables) use much memory.
         assert!(ranges > 1 || !traffic.two, "seed {seed}: {ranges} ranges of ids");
         happened.ranges += ranges;
         happened.forgotten += forgotten;

@@ -9,8 +9,8 @@ fn small() -> Space {
 }
 
 /// Two threads set and then delete the same pairs (P3). Each pair changes only once, and `first`
-/// runs only once per change. The ring opens and recycles tables concurrently. At the start all ids
-/// are outliers.
+/// runs only once per change. The ring creates and recycles tables concurrently. At the start all
+/// ids are outliers (far above all tables).
 #[test]
 fn of_two_equal_writes_one_changes() {
     let space = small();

@@ -141,7 +141,7 @@ impl World {
         }
         if self.chance(15) && !self.links.is_empty() {
             let i = self.random.usize(0..self.links.len());
-            // The cut is detected by one end or by both.
+            // One end of the link or both ends detect the partition.
             match self.random.u32(0..3) {
                 0 => self.links[i].sender = None,
                 1 => self.links[i].follower = None,

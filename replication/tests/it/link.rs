@@ -1,4 +1,4 @@
-//! Links between nodes. Messages are delayed and split, and are lost if the link is cut.
+//! Links between nodes. Messages are delayed and split, and are lost if the link breaks.
 
 use super::TIMEOUTS;
 use super::node::{Kind, Life, ReplicaNode};
@@ -14,7 +14,7 @@ pub(crate) struct Link {
     pub(crate) follower: Option<Follower>,
     pub(crate) to_master: VecDeque<(u64, Vec<u8>)>,
     pub(crate) to_replica: VecDeque<(u64, Vec<u8>)>,
-    /// Whether the master sends more bytes only after the replica has received all earlier ones.
+    /// Whether the master sends more bytes only after the replica has received all earlier bytes.
     pub(crate) narrow: bool,
     pub(crate) was_following: bool,
     /// End of the master's log when the master answered Hello.
@@ -156,7 +156,7 @@ impl World {
                         .back()
                         .map_or(0, |(at, _)| *at)
                         .max(self.now + delay);
-                    // Split the output; the link may be cut before the second piece arrives.
+                    // Split the output; the link may break before the second piece arrives.
                     let cut = self.random.usize(0..=out.len());
                     let tail = out.split_off(cut);
                     self.links[i].to_replica.push_back((at, out));

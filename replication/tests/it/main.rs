@@ -1,8 +1,8 @@
 //! Simulation of several nodes, a network and faulty disks, driven by one seed.
 //!
 //! Nodes write, replicate, write snapshots, lose links, crash, lose power, and are promoted,
-//! sometimes while the old master is still running. Bytes are delayed. A cut may affect only one
-//! end of a link, so the other end continues to send. Disks fail and fill up.
+//! sometimes while the old master is still running. Bytes are delayed. A partition may affect only
+//! one end of a link, so the other end continues to send. Disks fail and fill up.
 //!
 //! `node.rs` is a node with its disk, `link.rs` the network, `fate.rs` the faults, `truth.rs` a
 //! record of all batches, `world.rs` the main loop.

@@ -28,7 +28,7 @@ pub(crate) struct Node {
     pub(crate) life: Option<Life>,
     /// Index of the node's master, or `None` if the node is a master. The value survives crashes.
     pub(crate) follows: Option<usize>,
-    /// Whether the node has ever been a master or has followed one.
+    /// Whether the node has ever been a master or followed a master.
     pub(crate) has_data: bool,
     pub(crate) starts_at: u64,
     pub(crate) connects_at: u64,

@@ -68,7 +68,7 @@ impl Truth {
     }
 }
 
-/// Opens a tail at the oldest available segment.
+/// Opens a tailing reader at the oldest available segment.
 fn from_the_oldest(node: &Node, end: Position) -> Option<Tail> {
     let store = &node.life.as_ref()?.store;
     let names = store.disk().list().ok()?;

@@ -39,7 +39,7 @@ pub(crate) struct Call<'a> {
     pub(crate) step: Step,
     /// Maximum number of items in this turn of a long request.
     pub(crate) most_items: usize,
-    /// Next step of a long request. Set by a handler call that checked items and executed none.
+    /// Next step of a long request. Set by a handler call that checked items but executed no item.
     pub(crate) checked: Option<Step>,
     pub(crate) reply: Reply<'a>,
     pub(crate) session: &'a mut Session,

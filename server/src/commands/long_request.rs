@@ -327,7 +327,7 @@ mod tests {
         String::from_utf8_lossy(&guest.answers(&request(words)).await).into_owned()
     }
 
-    /// Merges the replies of many short requests into one.
+    /// Merges the replies of many short requests into one reply.
     fn joined(replies: &[String]) -> String {
         if replies[0].starts_with(':') {
             let numbers = replies.iter().map(|reply| reply[1..].trim().parse::<i64>().unwrap());
@@ -475,12 +475,11 @@ mod tests {
         assert_eq!(rest, format!("{}$3\r\nend\r\n", ":1\r\n".repeat(IDS as usize)));
     }
 
-    /// Number of the handler call that executes the first items. Call 1 detects that the request is
-    /// long. Each of the following calls checks 512 ids.
+    /// The handler call that executes the first items; calls are numbered from 1. Call 1 detects
+    /// that the request is long. Each of the following calls checks 512 ids.
     const BEGUN: u64 = 2 + IDS.div_ceil(512);
 
-    /// Returns the reply to one request. After each handler call, calls `behind` with the number of
-    /// that call.
+    /// Returns the reply to one request. After the n-th handler call, calls `behind(n)`.
     fn in_turns(guest: &mut Guest, request: &[u8], mut behind: impl FnMut(u64)) -> String {
         let mut told = Vec::new();
         for turn in 1.. {

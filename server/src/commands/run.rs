@@ -135,8 +135,8 @@ fn record_slow(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, n
     }
 }
 
-/// Checks the arity and selects the subcommand. Also returns the number of the subcommand, or 0 if
-/// there is none.
+/// Checks the arity and selects the subcommand. Also returns the subcommand's index, counted from
+/// 1, or 0 for a command without a subcommand.
 #[inline]
 pub(crate) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Spec, u32), Refusal> {
     let wrong_arity =

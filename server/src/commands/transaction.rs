@@ -1,11 +1,11 @@
 //! MULTI, EXEC and WATCH.
 //!
 //! EXEC locks the stripes of all ids that its commands name (`store/src/commit`, C6), or all
-//! stripes if a command may touch others (DBSIZE, TM.ROLL, ...). No other client's change of these
-//! ids can interleave, and all changes go into one batch of the log: after a crash either all or
-//! none exist. If the log has no room for the batch, EXEC waits before it begins (C8). Concurrent
-//! reads continue; writes of the same ids wait. EXEC checks once whether writes are accepted, while
-//! it holds the stripes. Therefore either all queued commands run, or none of them.
+//! stripes if a command may touch other ids (DBSIZE, TM.ROLL, ...). No other client's change of
+//! these ids can interleave, and all changes go into one batch of the log: after a crash either all
+//! or none exist. If the log has no room for the batch, EXEC waits before it begins (C8).
+//! Concurrent reads continue; writes of the same ids wait. EXEC checks once whether writes are
+//! accepted, while it holds the stripes. Therefore either all queued commands run, or none of them.
 //!
 //! A transaction that touches no data (Sentinel's SLAVEOF, CONFIG REWRITE, ...) takes no locks and
 //! may suspend while a command waits for the disk.

@@ -87,15 +87,16 @@ impl Guest {
         RUNTIME.block_on(self.answers(&bytes))
     }
 
-    /// Executes requests up to the first one that must wait. Returns the number of bytes consumed,
-    /// and the replies. If a request must wait, [`RequestLoop::stalled`] is the future to wait for.
+    /// Executes requests up to the first request that must wait. Returns the number of bytes
+    /// consumed, and the replies. If a request must wait, [`RequestLoop::stalled`] is the future to
+    /// wait for.
     pub(crate) fn step(&mut self, bytes: &[u8]) -> (usize, Vec<u8>) {
         self.turn.out.clear();
         let used = self.processor.execute(&self.node, &self.tallies, bytes, &mut self.turn);
         (used, std::mem::take(&mut self.turn.out))
     }
 
-    /// Executes the requests to the end and returns the replies.
+    /// Executes the requests until all have finished, and returns the replies.
     pub(crate) async fn answers(&mut self, bytes: &[u8]) -> Vec<u8> {
         let (mut at, mut replies) = (0, Vec::new());
         while at < bytes.len() && self.processor.closing == Closing::No {

@@ -1,9 +1,9 @@
 //! Access control of the admin port.
 //!
 //! The admin port is read-only. On the loopback interface the admin port requires no password,
-//! unless the RESP port requires one. On any other address, or if the default user has a password,
-//! HTTP basic authentication is required. The ACL user must be allowed to run the equivalent
-//! command: SLOWLOG GET or CLIENT LIST (category @admin), or FEED.GET on the view.
+//! unless the RESP port requires a password. On any other address, or if the default user has a
+//! password, HTTP basic authentication is required. The ACL user must be allowed to run the
+//! equivalent command: SLOWLOG GET or CLIENT LIST (category @admin), or FEED.GET on the view.
 //!
 //! Other web pages cannot read responses, because no CORS header allows it. DNS rebinding would
 //! circumvent this. A request whose `Host` is a name other than localhost, `admin.bind` or one of

@@ -6,7 +6,8 @@ use node::roles::LinkState;
 use node::roles::node::Node;
 use std::path::Path;
 
-/// Returns the reason why this node should not receive traffic, if there is one.
+/// Returns the reason why this node should not receive traffic, or `None` if it should receive
+/// traffic.
 pub(super) fn unready(node: &Node) -> Option<String> {
     reason(node).map(|why| without_paths(node, &why))
 }
@@ -23,7 +24,7 @@ pub(super) fn without_paths(node: &Node, error: &str) -> String {
 }
 
 fn without_folder(error: &str, folder: &Path, name: &str) -> String {
-    // Errors contain the absolute path, even if the configuration has a relative one.
+    // Errors contain the absolute path, even if the configuration has a relative path.
     let whole = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let whole = whole.display().to_string();
     let (inside, name_of) = (format!("{whole}/"), format!("the {name} folder"));

@@ -1,6 +1,6 @@
 //! Dead letters are events that could not be applied. They are stored as one JSON object per line,
 //! in a file of bounded size. A dead letter is written before the offset advances. A crash may
-//! therefore duplicate a letter, but never loses one.
+//! therefore duplicate a letter, but never loses a letter.
 
 use base64::Engine as _;
 use dataset::clock::unix_ms;
@@ -22,7 +22,7 @@ pub(super) struct DeadLetterFile {
 pub(super) struct DeadLetter<'a> {
     pub(super) partition: u32,
     pub(super) message: u128,
-    /// Index of the event within the message, from 0.
+    /// Zero-based index of the event within the message.
     pub(super) event: u64,
     pub(super) why: &'a str,
     pub(super) payload: &'a [u8],

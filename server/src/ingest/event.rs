@@ -290,7 +290,7 @@ impl<'de> Visitor<'de> for AsScalar {
 }
 
 /// Returns an error if a configured event refers to an action or counter that does not exist. The
-/// source then waits until it exists.
+/// source then waits until the action or counter exists.
 pub(super) fn missing(mapped: &[Mapped], engines: &Engines) -> Option<String> {
     mapped.iter().find_map(|mapped| {
         let why = target(mapped.verb, &mapped.target, engines).err()?;

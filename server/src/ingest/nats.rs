@@ -40,10 +40,10 @@ pub(super) struct Reader {
     consumer: Consumer<pull::Config>,
     /// Consumer sequence of the last delivered message.
     delivered: u64,
-    /// Stream sequence and hash of the last applied message. `None` once the first message has
+    /// Stream sequence and hash of the last applied message, or `None` once the first message has
     /// arrived.
     last: Option<(u64, u64)>,
-    /// Whether the last message read was the last one of the stream.
+    /// Whether the last message read was the last message of the stream.
     is_idle: bool,
 }
 
@@ -205,9 +205,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Determines how many of the messages skipped by a jump were removed; the others have another
-    /// subject. The first sequence of the stream only increases. If it is less than a skipped
-    /// sequence now, it was also less when the message was delivered.
+    /// Determines how many of the messages skipped by a jump were removed; the remaining messages
+    /// have a different subject. The first sequence of the stream only increases. If it is less
+    /// than a skipped sequence now, it was also less when the message was delivered.
     async fn look_for_gap(
         &mut self,
         source: &IngestSource,

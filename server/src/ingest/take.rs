@@ -22,7 +22,7 @@ use store::time;
 
 /// Delay before a temporarily refused change is retried.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
-/// Time after which refusals of outlier ids no longer count as temporary.
+/// Time after which refusals of outliers (ids far above all tables) no longer count as temporary.
 const TEMPORARY_REFUSAL_TIME: Duration = Duration::from_secs(1);
 /// Time without refusals of outlier ids after which [`TEMPORARY_REFUSAL_TIME`] starts over.
 const REFUSAL_RESET_TIME: Duration = Duration::from_secs(60);

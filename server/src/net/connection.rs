@@ -86,7 +86,7 @@ pub(crate) struct Connection {
     pending: Vec<u8>,
     /// Number of bytes of `pending` already written to the socket.
     written: usize,
-    /// Whether TLS has buffered bytes that the socket did not accept.
+    /// True if TLS holds buffered bytes that the socket has refused so far.
     unflushed: bool,
     /// Timer that runs while the output buffer is full. The timer restarts whenever the client
     /// reads some bytes.

@@ -109,7 +109,7 @@ enum Wait {
     Rows(ColdReads),
 }
 
-/// Returns the reason why the request must wait before it can run. `None` if the request can run
+/// Returns the reason why the request must wait before it can run, or `None` if the request can run
 /// now.
 #[inline(always)]
 fn waits(
@@ -391,7 +391,7 @@ impl RequestLoop {
     }
 
     /// Suspends the current request until `wait` ends. `behind` contains the requests after the
-    /// current one. The cold rows of these requests are fetched at the same time.
+    /// current request. The cold rows of these requests are fetched at the same time.
     #[cold]
     fn wait(&mut self, wait: Wait, node: Now<'_>, behind: &[u8]) {
         match wait {

@@ -89,7 +89,8 @@ pub(crate) struct Session {
     /// Whether the commands of EXEC may suspend, because EXEC holds no locks.
     pub(crate) may_suspend: bool,
     pub(crate) suspension: Suspension,
-    /// Whether the command records missing cold rows, because they were not fetched in advance.
+    /// True if the command records missing cold rows because it runs without a prior fetch of these
+    /// rows.
     pub(crate) records_missing_rows: bool,
     /// Result of the check that the node accepts writes. EXEC makes this check once for all its
     /// commands.

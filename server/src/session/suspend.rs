@@ -43,8 +43,8 @@ impl Suspension {
         matches!(self, Suspension::Away(_) | Suspension::RunAgain)
     }
 
-    /// Returns the cold rows to read before the command runs again. `None` if the command waits for
-    /// other work.
+    /// Returns the cold rows to read before the command runs again, or `None` if the command waits
+    /// for other work.
     pub(crate) fn take_missing_rows(&mut self) -> Option<Box<ColdReads>> {
         match std::mem::take(self) {
             Suspension::MissingRows(fetching) => {

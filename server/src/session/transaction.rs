@@ -27,7 +27,7 @@ const ARGUMENT_NS: usize = 1000;
 #[derive(Default)]
 pub(crate) struct Transaction {
     pub(crate) kept: RequestQueue,
-    /// Whether a command could not be queued. EXEC will be refused.
+    /// True if the server has refused to queue a command. EXEC then returns an error.
     pub(crate) has_refused_command: bool,
     /// Whether a command may change data or send messages.
     pub(crate) writes: bool,

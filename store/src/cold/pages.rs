@@ -25,8 +25,8 @@
 //!     then        note: the caller's index of the pages
 //! ```
 //!
-//! Numbers are little-endian. The checksum of a page is the CRC-32C of (identity, number of the
-//! page, page). A block of rows contains its checksum in its first four bytes, which the CRC omits.
+//! Numbers are little-endian. The checksum of a page is the CRC-32C of (identity, page number, page
+//! contents). A block of rows contains its checksum in its first four bytes, which the CRC omits.
 //! Other pages, such as filter pages, use every bit, so their checksums follow the last page. An
 //! open file caches these checksums, which take a thousandth of the file's size in memory.
 //!

@@ -179,7 +179,7 @@ impl ColdFile {
         within.then(|| self.index.block(id, self.head.blocks))
     }
 
-    /// Returns the lowest id of a block; `None` if there is no such block.
+    /// Returns the lowest id of a block, or `None` if there is no such block.
     pub fn block_start(&self, number: u64) -> Option<u64> {
         (number < self.head.blocks).then(|| self.head.first + self.index.offset(number))
     }
@@ -218,7 +218,7 @@ pub struct ColdRows {
 }
 
 impl ColdRows {
-    /// Returns the number of the next block.
+    /// Returns the block number of the next block.
     pub fn at(&self) -> u64 {
         self.block
     }
@@ -250,7 +250,7 @@ pub struct ColdWriter {
     values: Vec<i64>,
     /// Number of buffered rows that are already in blocks.
     used: usize,
-    /// Number of rows in the last block, as an estimate for the next one.
+    /// Number of rows in the last block, as an estimate for the next block.
     rows_per_block: usize,
     firsts: Vec<u64>,
     rows: u64,

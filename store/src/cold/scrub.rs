@@ -3,7 +3,7 @@
 //!
 //! The reads bypass the page cache. The cache could return contents from before the damage, and
 //! readers are unlikely to need these pages soon. The scrub reports each damaged page and continues
-//! with the next one.
+//! with the next page.
 
 use super::pages::{BLOCK_BYTES, PageFile, page_offset};
 use super::rows::ColdFile;
@@ -21,7 +21,7 @@ const READ_BYTES: usize = 32 * BLOCK_BYTES;
 pub struct Damage {
     /// Offset of the first byte of the part.
     pub offset: u64,
-    /// Whether the damaged part is a page, not the header or the data after the pages.
+    /// True if the damaged part is a page; false if it is the header or the data after the pages.
     pub is_block: bool,
     /// Description of the damage.
     pub error: Error,
@@ -123,7 +123,7 @@ impl Scrub {
         wanted as u64
     }
 
-    /// Verifies a page or a part of one: `n` bytes at index `at` of the buffer, from `offset` in
+    /// Verifies a page or a part of a page: `n` bytes at index `at` of the buffer, from `offset` in
     /// the file. Reports damage if `n` is less than `wanted`.
     fn verify(&mut self, offset: u64, at: usize, n: usize, wanted: usize) -> Result<()> {
         let bytes = &self.memory[self.start + at..][..n];

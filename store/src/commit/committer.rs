@@ -79,7 +79,8 @@ pub struct Committer<K> {
     pub(super) reserved: AtomicUsize,
     /// One bit per stripe that may have keys.
     pub(super) dirty: Box<[AtomicU64]>,
-    /// Number of the next round. A mark made now is logged in that round or an earlier one.
+    /// Sequence number of the next commit round. A mark made now is logged in that round or an
+    /// earlier round.
     pub(super) round: AtomicU64,
     /// Highest ticket of all marks.
     pub(super) last_marked: AtomicU64,

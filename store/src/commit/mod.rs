@@ -29,7 +29,8 @@
 //! - **C6** All keys marked under one [`Exclusive`] guard share one batch, and no other writer
 //!   changes the guard's stripes until the guard is dropped. If the guard marked keys in several
 //!   stripes, the next round reads those stripes together, under all their locks.
-//!   [`Exclusive::join`] extends this to all stripes of the guard, for changes of unknown ids.
+//!   [`Exclusive::join`] extends this to all stripes of the guard, for changes whose ids are not
+//!   known in advance.
 //! - **C7** A batch contains each key once. A source may therefore sort its copies. The last batch
 //!   that contains a key has the latest state of the key.
 //! - **C8** C6 holds despite the size limit of a batch ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)).
@@ -48,11 +49,11 @@
 //! contains the code of the writers, `commit_loop.rs` the code of the commit thread, and
 //! `committer.rs` the state that they share.
 //!
-//! A ticket is the number of a round, so a writer only loads this number and need not increment a
-//! counter. The commit thread first increments the round, then reads the dirty bits. A writer sets
-//! its stripe's dirty bit, then loads the round. If the writer loads round n, its bit was set
-//! before the commit thread read the bits, so its keys are in round n. All these operations are
-//! sequentially consistent.
+//! A ticket is the sequence number of a commit round, so a writer only loads this number and need
+//! not increment a counter. The commit thread first increments the round, then reads the dirty
+//! bits. A writer sets its stripe's dirty bit, then loads the round. If the writer loads round n,
+//! its bit was set before the commit thread read the bits, so its keys are in round n. All these
+//! operations are sequentially consistent.
 
 mod commit_loop;
 mod committer;

@@ -7,8 +7,8 @@ use crate::log::Position;
 use crate::record::Batch;
 use crate::time;
 
-/// Number of a commit round. Changes marked in the round are safe when
-/// [`Committer::durable`](super::Committer::durable) has reached it.
+/// Sequence number of a commit round. Changes marked in the round are as durable as a reply
+/// requires once [`Committer::durable`](super::Committer::durable) has reached it.
 pub type Ticket = u64;
 
 /// Whether the log accepts writes.
@@ -37,7 +37,7 @@ pub struct Committed {
     pub durable: Ticket,
     /// Last round that is synced.
     pub synced: Ticket,
-    /// Last attempted round. The rounds after `written` (`durable` with `always`) up to this one
+    /// Last attempted round. The rounds after `written` (`durable` with `always`) up to this round
     /// failed. A later round logs the changes of the failed rounds. Waiters for these rounds can be
     /// notified of the failure now.
     pub failed: Ticket,

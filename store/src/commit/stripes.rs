@@ -79,7 +79,8 @@ pub struct WriteGuard<'a, K> {
 }
 
 /// A writer's lock of several or all stripes. Other writers of these stripes wait, and all marks go
-/// into one batch (C6). The thread that holds the guard may enter these stripes, but no others.
+/// into one batch (C6). The thread that holds the guard may enter these stripes, but no other
+/// stripes.
 pub struct Exclusive<'a, K: Copy> {
     committer: &'a Committer<K>,
     joined: MutexGuard<'a, Joined<K>>,
@@ -156,7 +157,7 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
         self.has_marked = true;
         let stripe = &mut *self.stripe.borrow_mut();
         stripe.touched = true;
-        // Skip a hot row whose key is already the last one.
+        // Skip a hot row whose key is already the last key in the list.
         if stripe.last != Some(key) {
             stripe.last = Some(key);
             self.committer.push(stripe, self.index, key);
@@ -193,7 +194,7 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
 }
 
 impl<K> Drop for WriteGuard<'_, K> {
-    /// Runs under the stripe's lock, so the marks are in this round or an earlier one.
+    /// Runs under the stripe's lock, so the marks are in this round or an earlier round.
     #[inline]
     fn drop(&mut self) {
         if self.last_change.is_none() && !self.affects_all_ids {
@@ -304,7 +305,8 @@ impl<K: Copy + Ord> Committer<K> {
         self.hold(indexes)
     }
 
-    /// Enters all stripes, for changes of unknown ids. The call takes about 10 ns per stripe.
+    /// Enters all stripes, for changes whose ids are not known in advance. The call takes about 10
+    /// ns per stripe.
     pub fn exclusive(&self) -> Exclusive<'_, K> {
         self.hold(0..self.stripes.len())
     }

@@ -43,7 +43,8 @@ impl VisibilityTable {
         &self.groups[hash as usize & (self.groups.len() - 1)]
     }
 
-    /// Marks an id as about to change. Returns the entry of its group, and the previous value.
+    /// Marks an id as about to change. Returns the entry of the id's group, and the entry's
+    /// previous value.
     #[inline]
     pub(super) fn begin(&self, hash: u64) -> (&AtomicU64, Ticket) {
         let last_change = self.of(hash);

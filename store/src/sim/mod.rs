@@ -75,8 +75,8 @@ impl SimDisk {
         self.state.lock().capacity = bytes;
     }
 
-    /// Schedules a crash at the `steps`-th operation from now (1 = the next one); `None` cancels
-    /// it.
+    /// Schedules a crash at the `steps`-th operation from now (1 = the next operation); `None`
+    /// cancels the scheduled crash.
     pub fn crash_after(&self, steps: Option<u64>) {
         let mut state = self.state.lock();
         state.crash_at = steps.map(|n| state.steps + n);

@@ -226,7 +226,7 @@ pub(super) fn arrive(
                     apply(image, offset, &bytes[..cut]);
                     continue;
                 }
-                // Each sector gets its new bytes or keeps the old ones. A new sector may also
+                // Each sector gets its new bytes or keeps its old bytes. A new sector may also
                 // contain zeros or garbage.
                 let end = offset + bytes.len();
                 let mut at = offset;

@@ -7,10 +7,10 @@
 //!
 //! Writers behave like the server's writers. A reply waits for its round under `always`, and under
 //! `everysec` if a sync is overdue. Writers change nothing while the log fails. Each change sets
-//! its key to the next number of the history, so the recovered values identify the surviving
-//! changes.
+//! its key to the next sequence number of the history, so the recovered values identify the
+//! surviving changes.
 //!
-//! Assertions after each crash (a power cut or a kill):
+//! Assertions after each crash (power loss or a killed process):
 //!
 //! - `always`: no change is lost that was acknowledged (promise 3) or that a reader has seen (C9).
 //! - `everysec`: lost changes were acknowledged within one second of each other. If all syncs
@@ -18,7 +18,7 @@
 //! - The recovered state is a prefix of the history. If a round has several batches, this holds for
 //!   each key separately.
 //!
-//! `cargo xtask sim clock --runs 100000` runs more seeds; `--seed 7` replays one.
+//! `cargo xtask sim clock --runs 100000` runs more seeds; `--seed 7` replays seed 7.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,8 @@ struct World {
     random: fastrand::Rng,
     now_ms: u64,
     history: Vec<Change>,
-    /// Pending replies of writers: number of the change, from 1, and the ticket to wait for.
+    /// Pending replies of writers: sequence number of the change, starting at 1, and the ticket to
+    /// wait for.
     waiting: Vec<(usize, Ticket)>,
     /// Pending replies of readers: key, last visible change, and the round to wait for.
     reading: Vec<(usize, usize, Ticket)>,

@@ -264,7 +264,8 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), all_states, "every state was reached");
 }
 
-/// Returns row `n` of the fixture. The values are small numbers, some large ones, and the extremes.
+/// Returns row `n` of the fixture. The values are small numbers, some large numbers, and the
+/// extremes.
 fn row_of_version_2(n: u64) -> (u64, [i64; 3]) {
     let large = if n.is_multiple_of(97) { i64::MAX - n as i64 } else { 0 };
     (

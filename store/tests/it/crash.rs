@@ -1,10 +1,10 @@
 //! Simulation of crashes and recoveries on the simulated disk.
 //!
-//! One seed determines each run: a disk with fault rates, options, and several lives. A life
-//! recovers from the last crash and compares the state with the model. The life then works
-//! (changes, commits, snapshots, seals, new segments) until a power cut or a kill at a random step,
-//! possibly during startup. The model records every attempted body for each sequence number of the
-//! log.
+//! One seed determines each run: a disk with fault rates, options, and several simulated processes,
+//! one after another. Each process recovers from the last crash and compares the state with the
+//! model. Then the process runs a workload (changes, commits, snapshots, seals, new segments) until
+//! a power loss or a kill at a random step, possibly during startup. The model records every
+//! attempted body for each sequence number of the log.
 //!
 //! Assertions after each crash:
 //!
@@ -14,7 +14,7 @@
 //! - The state that results from snapshot and log equals that prefix (promises 2 and 3).
 //! - Without bit rot, startup never reports damage.
 //!
-//! `cargo xtask sim crash --runs 100000` runs more seeds; `--seed 7` replays one.
+//! `cargo xtask sim crash --runs 100000` runs more seeds; `--seed 7` replays seed 7.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -308,7 +308,8 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
             sync_dir_error: rate(&mut random) / 4,
             read_error: rate(&mut random) / 4,
         };
-        // Half of the lives begin with faults. The other lives get faults after startup.
+        // Half of the processes start with disk faults enabled. For the other processes, faults
+        // begin after startup.
         disk.set_faults(if random.bool() { faults } else { Faults::default() });
         disk.crash_after((random.u32(0..4) > 0).then(|| random.u64(1..120)));
         if random.u32(0..6) == 0 {

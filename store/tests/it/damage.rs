@@ -101,7 +101,7 @@ fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
 
 #[test]
 fn each_flipped_bit_of_a_synced_log_is_found() {
-    // Each batch was synced before the next one, so only the last batch may be lost.
+    // Each batch was synced before the next batch, so only the last batch may be lost.
     let (disk, ends) = small_log(6, |_| true, false);
     each_bit(&disk, &ends, 5);
 }
@@ -178,7 +178,7 @@ fn batches_of_another_branch_are_found() {
                 assert_eq!(offset, *end as u64);
                 assert!(what.contains("does not follow the one before it"), "{what}");
             }
-            // The damaged batch is the last one, so recovery treats it as a torn tail.
+            // The damaged batch is the last batch, so recovery treats it as a torn tail.
             Ok((_, _, _, records)) => assert!(*end == ends[4] && records.len() == 10),
             Err(error) => panic!("{error}"),
         }
@@ -227,7 +227,7 @@ fn missing_duplicate_swapped_or_foreign_segments_are_refused() {
     disk.take(&segment(1));
     assert!(refusal(&disk).contains("log-0000000000000001.tlog is damaged at byte 0: missing"));
 
-    // No other segment shows that the newest one is missing, but the manifest has the durable
+    // No other segment shows that the newest segment is missing, but the manifest has the durable
     // offset.
     let disk = many_segments(1);
     let (store, log, _, _) = start(&disk, options(200)).unwrap();
@@ -324,7 +324,7 @@ fn log_cut_below_replay_position_is_refused_with_offset() {
         }
         assert!(report.findings.iter().any(|f| f.text.contains(&what)), "{:?}", report.findings);
     }
-    // A cut after the replay position is a torn tail.
+    // A log truncated after the replay position has a torn tail.
     for cut in begun.byte..=bytes.len() as u64 {
         let disk = disk.fork(cut);
         disk.put(NAME, &bytes[..cut as usize]);

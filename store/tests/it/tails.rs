@@ -1,5 +1,5 @@
-//! Tests of tails: a tail from any position returns exactly the following batches, across segments
-//! and failed syncs.
+//! Tests of tailing readers: a reader from any position returns exactly the following batches,
+//! across segments and failed syncs.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ fn disk_of(disk: &SimDisk) -> Arc<dyn Disk> {
     Arc::new(disk.clone())
 }
 
-/// Reads all steps up to `limit`. Returns the sequence numbers and bodies of the batches.
+/// Reads the log up to `limit`. Returns the sequence numbers and bodies of the batches.
 fn follow(tail: &mut Tail, limit: Position) -> Vec<(u64, Vec<u8>)> {
     let mut batches = Vec::new();
     loop {
@@ -106,7 +106,7 @@ fn a_place_that_the_log_does_not_have_is_refused() {
     open(end).unwrap();
 }
 
-/// The tail must not buffer a partly written batch.
+/// The tailing reader must not buffer a partly written batch.
 #[test]
 fn what_lies_behind_the_limit_is_not_remembered() {
     let disk = SimDisk::new(1);

@@ -88,7 +88,7 @@ fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> 
     total
 }
 
-/// Each guard covers changes of two counters. Every acknowledged change and every value shown to a
+/// Each guard covers changes to two counters. Every acknowledged change and every value shown to a
 /// reader must survive, with both counters or neither.
 #[test]
 fn acknowledged_turns_survive_and_turns_are_atomic() {

@@ -115,7 +115,7 @@ fn commands_are_described_as_redis_describes_them() {
         ["object|encoding", "memory|usage", "client|list", "config|set"].map(str::to_owned),
     );
     // Shard channels count as keys only for cluster clients. SHUTDOWN, DEBUG and INFO accept
-    // different arguments than in Redis. Tidemark refuses SINTERCARD for any keys.
+    // different arguments from those in Redis. Tidemark refuses SINTERCARD for any keys.
     let others = [
         "ssubscribe",
         "sunsubscribe",

@@ -31,7 +31,8 @@ fn page(c: &mut Connection, member: u64, id: u64) -> (i64, Option<i64>) {
     (rows[0][0].unwrap(), rows[0][4])
 }
 
-/// Adds enough ids for the space to learn the normal range, so that no id is stored as an outlier.
+/// Adds enough ids for the space to learn the normal range, so that the space stores no id as an
+/// outlier (an id far above all tables).
 fn settle(c: &mut Connection, space: &str) {
     let ids: Vec<u64> = (1000..1200).collect();
     cmd("PH.ADD").arg(space).arg(1_000_000).arg(ids).query::<()>(c).unwrap();

@@ -331,7 +331,7 @@ fn changes_are_merged_by_themselves() {
 }
 
 /// Each file takes a file descriptor and a search step, so files with few remaining rows are merged
-/// into one. A merge observes its rate limit until a writer needs memory or the server stops.
+/// into one file. A merge observes its rate limit until a writer needs memory or the server stops.
 #[test]
 fn a_slow_merge_delays_no_request() {
     let server = TestServer::with(|config| {
@@ -643,7 +643,7 @@ fn replica_reads_cold_files_spills_and_can_be_promoted() {
     super::replication::wait_for_sync(&master, &replica);
     assert!(info(&mut replica.connection(), "cold_rows") > 4_000);
     verify(&replica, &truth, gone);
-    // The replica receives more data than its memory holds, including changes of rows that are cold
+    // The replica receives more data than its memory holds, including changes to rows that are cold
     // on the replica.
     let limits = "memory_limit 1mb rows_per_table 10000 spill yes";
     let _: String = call(&mut connection, &format!("TM.SPACE ALTER post SET {limits}")).unwrap();

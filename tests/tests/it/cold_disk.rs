@@ -171,8 +171,8 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
     was_read_ahead(&mut connection);
 }
 
-/// An unreadable file prevents merges of only its own range. The pending changes of the file stay
-/// in memory and are served.
+/// An unreadable file prevents merges of only its own range. The pending changes to rows of the
+/// file stay in memory and are served.
 #[test]
 fn a_damaged_file_keeps_no_other_from_being_merged() {
     let server = TestServer::with(|config| {

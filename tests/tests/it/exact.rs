@@ -43,7 +43,7 @@ fn raw(port: u16) -> Raw {
 }
 
 /// Sends 40,000 increments and sets, whose values outgrow their bits and shrink again, while field
-/// widths change and new tables open. The replies must equal redis-server's.
+/// widths change and new tables are created. The replies must equal redis-server's.
 #[test]
 fn every_field_holds_any_i64_as_redis_does() {
     let redis = redis();

@@ -284,7 +284,7 @@ fn a_card_names_followed_users_that_reposted() {
         assert!(users.iter().all(|user| (1..=post - 1_000).contains(user)), "{post}: {text}");
     }
 
-    // Viewer 1 is one of the reposters, and follows the others.
+    // Viewer 1 is one of the reposters, and follows the other reposters.
     let own = friends(&app.get(&app.sign_in("1"), "/"));
     assert_eq!(own[2..4], [(1_002, "user 2 reposted".to_owned()), (1_001, String::new())]);
     // The server decides which of the followed users are named.
@@ -338,7 +338,7 @@ fn unread_only_shows_the_next_posts_at_each_reload() {
     expected.push(1_970);
     assert_eq!(ids(&app.get(&cookie, "/?unread=1")), expected);
 
-    // All candidates are read: the page is empty and leads to older ones.
+    // All candidates are read: the page is empty and links to older pages.
     read(&(1_051..=2_050).collect::<Vec<u64>>()).unwrap();
     let page = app.get(&cookie, "/?unread=1");
     assert!(ids(&page).is_empty(), "{page}");
@@ -474,7 +474,7 @@ fn the_application_starts_a_server_and_ends_it() {
     eventually("the server has ended", || TcpStream::connect(("127.0.0.1", port)).is_err());
 }
 
-/// Without a server and without a binary to start one, the application prints instructions.
+/// Without a server and without a binary to start a server, the application prints instructions.
 #[test]
 fn the_application_says_what_it_lacks() {
     let port = listener().local_addr().unwrap().port();

@@ -1,5 +1,5 @@
-//! Full sync over a link that is cut repeatedly: received files are not fetched again, and either
-//! side may fail at any time.
+//! Full sync over a link that disconnects repeatedly: received files are not fetched again, and
+//! either side may fail at any time.
 
 use crate::replication::{follow, info, number, wait_for_sync};
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tidemark_server::config::Config;
 use tidemark_tests::{TestServer, eventually};
 
-/// Proxy that cuts each connection after a number of bytes from the server.
+/// Proxy that closes each connection after a number of bytes from the server.
 struct CuttingProxy {
     port: u16,
     to: Arc<AtomicU16>,
@@ -124,7 +124,7 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     let (passed, cuts) = (link.passed.load(SeqCst), link.cuts.load(SeqCst));
     println!("{bytes} bytes of snapshot, {passed} passed, {cuts} cuts");
     assert!(cuts >= 5, "{cuts} cuts");
-    // Each cut loses at most one message of 256 KiB; the newest table was written twice.
+    // Each disconnect loses at most one message of 256 KiB; the newest table was written twice.
     assert!(
         passed < bytes * 13 / 10 + cuts * (300 << 10),
         "{passed} bytes for {bytes}, with {cuts} cuts"

@@ -30,7 +30,7 @@ fn malformed_requests_are_refused_and_end_the_connection() {
     for (bytes, expected) in cases {
         let mut raw = server.raw();
         raw.send("PING\r\n").expect("+PONG\r\n");
-        // The server answers the earlier requests, but not the later ones.
+        // The server answers the earlier requests, but not the later requests.
         raw.send(format!("PING\r\n{bytes}"));
         if bytes.ends_with('\n') {
             raw.send("PING\r\n");

@@ -369,7 +369,7 @@ fn import_reads_older_layouts() {
         let row = row(&mut ours, &format!("post:{id}"));
         assert_eq!((row["like"], row["read"]), (id as i64 * 3, id as i64 * 7));
         assert_eq!(row["comment"], id as i64 + 1);
-        // The field is the BITCOUNT of the post's bitmap, if the post has one.
+        // The field is the BITCOUNT of the post's bitmap, if the post has a bitmap.
         assert_eq!(row["repost"], if id <= 200 { 5 } else { 0 });
     }
     for id in [1u64, 200] {
@@ -480,7 +480,7 @@ fn import_follows_changes_until_both_are_equal() {
     let port = redis.port;
     let more = ["--follow", "--until-idle", "2", "--rate", "4000", "--verify"];
     let running = import(folder.path(), port, server.port(), &more).spawn().unwrap();
-    // The import copies during the first writes and follows during the last ones.
+    // The import copies during the first writes and follows the source during the last writes.
     let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..200 {
         let mut pipe = redis::pipe();
@@ -600,7 +600,7 @@ fn export_and_import_are_inverse() {
 }
 
 /// A post may have counters in a hash and in separate keys, as the default patterns allow. Neither
-/// form overwrites the other, in any order of SCAN and after later changes of the hash.
+/// form overwrites the other, in any order of SCAN and after later changes to the hash.
 #[test]
 fn hash_and_keys_of_single_counters_make_one_row() {
     let (redis, server) = (start_redis(), TestServer::start());

@@ -193,7 +193,7 @@ fn del_of_the_only_counter_of_a_row_deletes_the_row() {
         ("SET left:7 0", "+OK\r\n"),
         ("HDEL stock:7 left", ":1\r\n"),
         ("EXISTS stock:7", ":0\r\n"),
-        // If the row has several counters, the others remain.
+        // If the row has several counters, its other counters remain.
         ("SET post:7:like 1", "+OK\r\n"),
         ("DEL post:7:like", ":1\r\n"),
         ("GET post:7:like", "$1\r\n0\r\n"),
@@ -358,7 +358,7 @@ fn counters_and_flags_may_share_bare_ids() {
     for (request, reply) in asked {
         assert_eq!(ask(&mut raw, request), reply, "{request}");
     }
-    // The key 50 is both a row and a pair, so WATCH detects changes of the row and of the pair.
+    // The key 50 is both a row and a pair, so WATCH detects changes to the row and to the pair.
     let mut other = server.raw();
     assert_eq!(ask(&mut raw, "WATCH 50"), "+OK");
     assert_eq!(ask(&mut other, "BFSET 50"), ":0");

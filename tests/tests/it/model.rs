@@ -1,5 +1,5 @@
 //! Random commands compared with plain maps, on engines so small that rolling, recycling, probe
-//! overflow, aux overflow, outliers and revocation occur constantly.
+//! overflow, aux overflow, outliers (ids far above all tables) and revocation occur constantly.
 //!
 //! Checked at every step: counts are exact; there are no false negatives; *unknown* is returned
 //! exactly below the horizon, the lowest id that is still stored; a flag and its counter change

@@ -321,7 +321,7 @@ fn the_order_of_loading_does_not_matter() {
     }
 }
 
-/// Returns a random request: mostly pages, some likes, and invalid ones.
+/// Returns a random request: mostly page requests, some likes, and some invalid requests.
 fn any_request(rng: &mut fastrand::Rng) -> Vec<u8> {
     let most = if rng.u8(..10) == 0 { 80 } else { 8 };
     let number = rng.usize(1..most);
@@ -349,7 +349,7 @@ fn any_request(rng: &mut fastrand::Rng) -> Vec<u8> {
     request(&[&["FEED.GET", "home", viewer], &ids[..]].concat())
 }
 
-/// The server scans and prefetches a batch of requests before it executes the first one. The
+/// The server scans and prefetches a batch of requests before it executes the first request. The
 /// replies must equal those to the same requests sent one at a time.
 #[test]
 fn a_pipeline_of_pages_is_answered_as_one_by_one() {

@@ -1,7 +1,7 @@
 //! Cost of the path from request to reply in machine-independent units: instructions and
 //! allocations.
 //!
-//! Instructions are counted in the debug build, the only one that CI compiles. Instruction counts
+//! Instructions are counted in the debug build, the only build that CI compiles. Instruction counts
 //! detect regressions but do not measure speed. docs/performance.md has measurements of release
 //! builds. After an intended change, or with a new compiler, update the numbers from `cargo test -p
 //! tidemark-tests --test it path -- --nocapture`.

@@ -1,5 +1,5 @@
-//! Two services share a space, with ids 2^52 apart: no write is refused, both ranges open new
-//! tables, and a restart, a crash and a replica reproduce tables and rows.
+//! Two services share a space, with ids 2^52 apart: no write is refused, tables are created in both
+//! ranges, and a restart, a crash and a replica reproduce tables and rows.
 
 use crate::replication::{follow, wait_for_sync};
 use redis::{Connection, cmd};
@@ -42,7 +42,7 @@ fn traffic(c: &mut Connection, from: u64, to: u64, late: u64) {
 }
 
 /// Checks the likes and flags of all posts. Returns the lowest id of each table of both spaces;
-/// outliers are not in tables.
+/// outliers (ids far above all others) are not in tables.
 fn verify(c: &mut Connection, posts: u64, what: &str) -> [Vec<u64>; 2] {
     let all: Vec<u64> = (0..posts).map(post).collect();
     let mut lacking = 0;

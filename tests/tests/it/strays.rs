@@ -15,7 +15,7 @@ fn small(config: &mut Config) {
     (liked.pairs_per_table, liked.max_tables, liked.false_positive_rate) = (8000, 6, 0.001);
     // The space recycles tables, so that its lowest stored id rises.
     (liked.spill, liked.ledger) = (false, LedgerMode::Off);
-    // Provide enough memory for the outliers.
+    // Provide enough memory for the outliers (ids far above all others).
     liked.memory_limit_bytes = 64 << 20;
     config.counter[0].rows_per_table = 4096;
 }

@@ -159,7 +159,7 @@ fn a_certificate_is_asked_of_clients() {
         };
         assert_eq!(is_let_in(&client(&authority, "")), without, "{ask_for:?}");
         assert!(is_let_in(&client(&authority, "client")), "{ask_for:?}");
-        // The client trusts this authority but presents a certificate of another one.
+        // The client trusts this authority but presents a certificate of another authority.
         let other = Tls::default();
         let of_stranger = stranger.settings("client", AuthClients::No);
         let ca_file = authority.settings("", AuthClients::No).ca_file;

@@ -342,7 +342,7 @@ fn broadcast_lists_all_keys_of_an_id_with_the_prefix() {
     told.sort_unstable();
     assert_eq!(until_pong(&mut posts), invalidate(&told));
     // Invalidations for the client's own changes follow the reply; adding a prefix keeps the
-    // earlier ones.
+    // earlier prefixes.
     track(&mut posts, &["BCAST", "PREFIX", "user:"]);
     let told = invalidate(&["liked:5", "liked:{5}"]);
     posts.request(&["SADD", "liked:5", "1"]).expect(":1\r\n").expect(&told);
@@ -366,7 +366,7 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     let mut new = modern(&server);
     let new_id = new.ask(&["CLIENT", "ID"])[1..].to_owned();
 
-    // Both sides use RESP2, and two clients redirect to one.
+    // Both sides use RESP2, and two clients redirect to one client.
     let (mut one, mut two) = (server.raw(), modern(&server));
     track(&mut one, &["REDIRECT", &old_id]);
     track(&mut two, &["REDIRECT", &old_id]);
@@ -526,7 +526,7 @@ fn a_change_of_a_schema_invalidates_everything() {
     assert_eq!(keys(&mut reader), [""; 0], "a second invalidation was sent");
 }
 
-/// Recycling a table makes its pairs unknown.
+/// After a table is recycled, lookups of its pairs return "unknown".
 #[test]
 fn ids_below_the_horizon_are_invalidated() {
     let server = TestServer::with(|config| {

@@ -27,7 +27,7 @@ pub(crate) enum Order {
     /// Half of the flags go to hot posts. A post receives its flags when it is new, or shortly
     /// afterwards.
     Time,
-    /// 70 % of the flags go to the newest tenth of the posts, the others to any post. The order is
+    /// 70 % of the flags go to the newest tenth of the posts, and 30 % to any post. The order is
     /// random.
     Random,
 }
@@ -71,7 +71,7 @@ impl Liked {
 /// Distribution of the posts of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PostDistribution {
-    /// Only the newest 20,000 posts; newer posts are more likely.
+    /// Only the newest 20,000 posts. Newer posts are drawn more often.
     Hot,
     /// All posts, uniformly.
     Uniform,

@@ -62,8 +62,8 @@ struct Args {
     /// Number of flags (likes and reads of viewers)
     #[arg(long, default_value_t = 1_000_000)]
     flags: u64,
-    /// Flags on old posts: 70 % on the newest tenth and the others on any post, in random order;
-    /// pages are measured after a minute without writes
+    /// Flags on old posts: 70 % on the newest tenth of the posts and 30 % on any post, in random
+    /// order; pages are measured after a minute without writes
     #[arg(long)]
     late: bool,
     /// Seconds per measurement

@@ -190,7 +190,7 @@ fn orders(
     Ok(times)
 }
 
-/// Writes new rows whose ids are greater than all existing ones.
+/// Writes new rows whose ids are greater than all existing ids.
 fn write(server: &Server, rows: &mut u64, number: u64) -> io::Result<()> {
     let mut client = server.client()?;
     for _ in 0..number / ROWS_AT_ONCE {

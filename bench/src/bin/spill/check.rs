@@ -55,7 +55,7 @@ fn some_rows(
 }
 
 /// Requests one in `pages` pages of consecutive rows. Calls `look` for each requested page, with
-/// the number of its first row and the expected reply. Stops when `look` returns false.
+/// the sequence number of its first row and the expected reply. Stops when `look` returns false.
 fn pages_of(
     node: &Node,
     all: &Rows,

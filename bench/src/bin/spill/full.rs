@@ -14,7 +14,7 @@ const REQUESTS_PER_BATCH: usize = 100;
 /// Size of the disk.
 const DISK_MIB: u64 = 512;
 
-/// A mounted file system, unmounted on drop.
+/// A mounted file system. The destructor unmounts it.
 struct Disk<'a>(&'a Path);
 
 impl Disk<'_> {
@@ -61,8 +61,8 @@ impl Drop for Disk<'_> {
     }
 }
 
-/// Sets rows `from..to` until the server refuses a row. Returns the number of the refused row, and
-/// the error.
+/// Sets rows `from..to` until the server refuses a row. Returns the sequence number of the refused
+/// row, and the error.
 fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<String>)> {
     use client::Reply::Error;
     let mut client = node.client()?;

@@ -23,8 +23,8 @@ pub(crate) struct Load {
     pub(crate) time: Duration,
 }
 
-/// Requests pages at a fixed rate; `cold_share` of them are cold. Returns the latencies of the hot
-/// pages, each measured from its scheduled time.
+/// Requests pages at a fixed rate. The fraction `cold_share` of the pages is cold. Returns the
+/// latencies of the hot pages, each measured from its scheduled time.
 pub(crate) fn pages(
     node: &Node,
     all: &Rows,

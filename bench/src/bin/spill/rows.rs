@@ -9,7 +9,7 @@
 
 use client::put_command;
 
-/// The counter space and the number of its fields.
+/// Name of the counter space, which has `FIELDS` fields.
 pub(crate) const SPACE: &str = "post";
 pub(crate) const FIELDS: usize = 4;
 /// In a round, one row in `STRIDE` changes and one row in `STRIDE` is deleted.
@@ -67,7 +67,8 @@ impl Rows {
         std::array::from_fn(|field| self.columns[field][(drawn >> (16 * field)) as usize % DRAWN])
     }
 
-    /// Counters of a post after `rounds` rounds of changes. `None` if the row was deleted.
+    /// Returns the counters of a post after `rounds` rounds of changes, or `None` if the row was
+    /// deleted.
     pub(crate) fn after(&self, number: u64, rounds: u64) -> Option<[i64; FIELDS]> {
         let at = number % STRIDE;
         if at >= STRIDE - rounds {

@@ -52,7 +52,7 @@ type Write = (u64, u16);
 #[derive(Default)]
 struct Disk {
     log: Vec<Write>,
-    /// Node number of this replica's master; `None` if this node is a master.
+    /// Node number of this replica's master, or `None` if this node is a master.
     follows: Option<usize>,
     /// Whether this replica has copied its master's whole data set.
     synced: bool,

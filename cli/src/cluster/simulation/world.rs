@@ -261,8 +261,8 @@ impl World {
         (0..NODES).for_each(|number| self.start(number));
     }
 
-    /// Repeats the last hand-over command at masters that do not know whether the new master has
-    /// received the slots.
+    /// Sends the last hand-over command again to masters that do not know whether the new master
+    /// has received the slots.
     pub(super) async fn repeat_handover(self: &Rc<World>, newest: &Topology) {
         let (text, version) = (newest.describe(), newest.version.to_string());
         for number in 0..NODES {

@@ -89,7 +89,8 @@ pub(super) struct DelegatedCounter {
     /// Index in [`Layout::fields`].
     pub(super) at: usize,
     is_cell: bool,
-    /// Text of the other layout. `None` if each key of the other layout is compared with the hash.
+    /// Text of the other layout, or `None` if each key of the other layout is compared with the
+    /// hash.
     pub(super) text: Option<String>,
 }
 
@@ -370,7 +371,8 @@ impl Layout {
         self.shards.iter().position(|shard| shard.as_bytes() == name)
     }
 
-    /// Returns the keys of an id, one per shard. `None` if the keys cannot be derived from the id.
+    /// Returns the keys of an id, one per shard. Returns `None` if the keys cannot be derived from
+    /// the id.
     pub(crate) fn keys(&self, id: u64, field: &[u8]) -> Option<Vec<Vec<u8>>> {
         match self.shards.is_empty() {
             true => Some(vec![self.key(id, field)?]),
@@ -415,8 +417,8 @@ impl Layout {
         name
     }
 
-    /// Returns the key with this counter or shard of the id. `None` if the key cannot be derived
-    /// from the id.
+    /// Returns the key with this counter or shard of the id. Returns `None` if the key cannot be
+    /// derived from the id.
     pub(crate) fn key(&self, id: u64, field: &[u8]) -> Option<Vec<u8>> {
         let Some(pattern) = &self.pattern else { return Some(self.key.clone().into_bytes()) };
         let number = match self.container {

@@ -49,7 +49,7 @@ pub(crate) struct Missing {
     pub(crate) layout: usize,
     /// Layout, index in [`Layout::fields`] and value of each counter.
     pub(crate) counters: Vec<(usize, usize, i64)>,
-    /// Whether no source has any part of the row, and the layouts cover all of its counters.
+    /// True if the row is missing from all sources and the layouts cover all of its counters.
     pub(crate) is_whole: bool,
 }
 

@@ -77,13 +77,13 @@ struct CopySummary {
 #[derive(Default)]
 struct SourceProgress {
     place: ScanPosition,
-    /// Scan positions whose keys were sent to the server, each with the number of the last key
-    /// before the position.
+    /// Scan positions whose keys were sent to the server, each with the sequence number of the last
+    /// key before the position.
     sent: VecDeque<(u64, ScanPosition)>,
     /// Acknowledged scan positions, each with the time of the acknowledgement.
     settling: VecDeque<(Instant, ScanPosition)>,
-    /// Batches of changed keys, each with the number of its last key and the time of its first
-    /// change.
+    /// Batches of changed keys, each with the sequence number of its last key and the time of its
+    /// first change.
     following: VecDeque<(u64, Instant)>,
     /// Number of acknowledged batches of changed keys.
     acknowledged: Arc<AtomicU64>,
@@ -111,14 +111,14 @@ struct RedisImport<'a> {
     summary: CopySummary,
     /// Whether any key was acknowledged since the last failure.
     advanced: bool,
-    /// Whether all readers have run to the end.
+    /// Whether all readers have finished.
     is_all: bool,
-    /// Whether this run resumed an earlier one.
+    /// Whether this run resumed an earlier run.
     is_resumed: bool,
     report: Option<Arc<File>>,
 }
 
-/// Runs the import. Returns an error also if a key was not copied, or if the comparison found a
+/// Runs the import. Also returns an error if a key was not copied or the comparison found a
 /// difference.
 pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     let started = Instant::now();

@@ -256,7 +256,7 @@ mod tests {
         for bad in [&b"\x93\x05"[..], b"\x81\xa4like", b"\x91\x90", b"\x90\x05"] {
             assert!(list(bad).is_err(), "{bad:?}");
         }
-        // An invalid value does not affect the others.
+        // An invalid value does not affect other values.
         for bad in [
             &b"\xc0"[..],
             b"\xa1x",

@@ -39,7 +39,7 @@ impl ScanStats {
 struct Job {
     key: Vec<u8>,
     layout: usize,
-    /// Id of the row, or number of the bucket.
+    /// Row id or bucket number.
     id: u64,
     /// Counter or shard in the key's name.
     field: Vec<u8>,

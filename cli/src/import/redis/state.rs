@@ -18,7 +18,7 @@ pub(crate) struct ScanPosition {
     pub(crate) source: String,
     /// Run id of the server process that issued the cursor.
     pub(crate) run_id: String,
-    /// Cursor of SCAN; 0 before the first step and after the last one.
+    /// Cursor of SCAN; 0 before the first step and after the last step.
     pub(crate) cursor: u64,
     pub(crate) keys: u64,
     pub(crate) done: bool,

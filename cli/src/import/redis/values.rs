@@ -9,7 +9,7 @@ use dataset::key_patterns::KeyMatch;
 /// A row that is being read. Values of several shards are summed.
 struct Row<'r> {
     layout: &'r Layout,
-    /// Values by index in [`Layout::fields`]; `None` if a part of the value was rejected.
+    /// Values by index in [`Layout::fields`]. A value is `None` if a part of it was rejected.
     values: Vec<(usize, Option<i64>)>,
     read: &'r mut Read,
 }

@@ -51,7 +51,7 @@ pub(crate) struct Verify<'a> {
     pub(super) ambiguous_ids: AmbiguousIds,
     /// Whether the copy has already written the rejected keys to the report.
     pub(crate) is_after_copy: bool,
-    /// Whether rows that exist only in the server are not counted as differences.
+    /// Whether to ignore rows that exist only in the server.
     pub(crate) allow_extra: bool,
     pub(crate) told: usize,
     pub(crate) report: Report,

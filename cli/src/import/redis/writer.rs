@@ -95,12 +95,11 @@ impl Bad {
 pub(super) struct Writer {
     pub(super) pipe: Pipe,
     pub(super) layouts: Arc<Vec<Layout>>,
-    /// Number of the last key, starting at 1.
+    /// Sequence number of the last key. The first key is 1.
     pub(super) number: u64,
     /// Keys that are not acknowledged yet, with their numbers.
     pub(super) names: VecDeque<(u64, Vec<u8>)>,
-    /// Number of the last key up to which all keys are acknowledged and all of their errors are
-    /// known.
+    /// Sequence number up to which all keys are acknowledged and all of their errors are known.
     pub(super) answered: u64,
     pub(super) bad: Bad,
     /// Number of deleted keys whose former contents are unknown.

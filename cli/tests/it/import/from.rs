@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A redis-server without persistence; killed on drop.
+/// A redis-server without persistence. The destructor kills it.
 pub(super) struct Redis {
     child: Child,
     pub(super) port: u16,
@@ -419,7 +419,7 @@ fn masters_of_a_cluster_are_read_together() {
     let program = Program::start(&folder.path().join("server"), "no");
     let both = ["--from", &format!("redis://127.0.0.1:{}", second.port)];
     let import = |more: &[&str]| import(folder.path(), first.port, program.port, more);
-    // The key with {5} is in a slot of the first node, and liked:5 is in a slot of the second one.
+    // The key with {5} is in a slot of the first node, and liked:5 is in a slot of the second node.
     let slot = |key: &str| {
         cmd("CLUSTER").arg("KEYSLOT").arg(key).query::<u16>(&mut first.connection()).unwrap()
     };

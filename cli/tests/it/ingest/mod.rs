@@ -172,7 +172,7 @@ flag = \"reposted\"
 counter = \"post.repost\"
 ";
 
-/// Starts a server on the given port; 0 selects a free one.
+/// Starts a server on the given port; 0 selects a free port.
 fn serve(dir: &Path, port: u16, sources: &str) -> Program {
     serve_as(dir, port, &format!("{SPACES}{sources}"))
 }

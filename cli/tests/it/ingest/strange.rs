@@ -8,7 +8,7 @@ use super::gaps::{
 use super::{field, follow, offsets, serve};
 use harness::program::Program;
 
-/// The new stream continues the numbering of the old one, so only the identity of the stream
+/// The new stream continues the numbering of the old stream, so only the identity of the stream
 /// reveals the change.
 #[test]
 fn a_jetstream_made_anew_halts_its_source() {

@@ -44,7 +44,7 @@ fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
 }
 
 /// Sends a request in the background. Returns the reply, or `None` if the connection closes without
-/// one.
+/// a reply.
 fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<Reply>> {
     let (mut client, words) = (program.client(), words.to_owned());
     std::thread::spawn(move || {
@@ -52,7 +52,8 @@ fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<Reply>
     })
 }
 
-/// Stops the server. Returns the reply to SHUTDOWN; `None` if it was stopped by a signal.
+/// Begins to stop the server. Returns the pending reply to SHUTDOWN, or `None` if the server is
+/// stopped by a signal.
 fn begin_stop(program: &Program, how: &str) -> Option<std::thread::JoinHandle<Option<Reply>>> {
     if how == "SIGTERM" {
         program.sigterm();
@@ -69,7 +70,7 @@ struct StoppingMaster {
     replica: Program,
     /// Blocks the data from the master to the replica.
     gate: Arc<AtomicBool>,
-    /// Reply to SHUTDOWN; `None` for a signal.
+    /// Reply to SHUTDOWN, or `None` for a signal.
     asked: Option<std::thread::JoinHandle<Option<Reply>>>,
     /// Reply to a write that was sent after the shutdown began.
     paused: std::thread::JoinHandle<Option<Reply>>,

@@ -200,7 +200,8 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
     for speaks in [false, true] {
         let (played, _folders, old, _new) = SimulatedReplica::instead_of_a_replica(LOADING, "");
         if speaks {
-            // Announce two Sentinels, because the server refuses FAILOVER if there is only one.
+            // Announce two Sentinels, because the server refuses FAILOVER if there is only one
+            // Sentinel.
             for sentinel in ["a", "b"].map(|name| name.repeat(40)) {
                 let hello = format!("127.0.0.1,26379,{sentinel},9,m,127.0.0.1,{},7", old.port);
                 assert_ok(&old, &format!("PUBLISH __sentinel__:hello {hello}"));

@@ -153,7 +153,7 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     assert!(!order(&again, &config, None), "the node is a master");
 }
 
-/// Regression test from the soak. The node was down while two others were the master. Sentinel
+/// Regression test from the soak. The node was down while two other nodes were the master. Sentinel
 /// promotes this node before sending a hello to it.
 #[test]
 fn promotion_before_the_first_sentinel_hello_skips_a_term() {

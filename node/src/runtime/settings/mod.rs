@@ -116,7 +116,7 @@ impl Settings {
             Err(error) => return Err(wrong(error.to_string())),
         };
         let text = rewritten(&text, &config).map_err(wrong)?;
-        // An invalid file must not replace a valid one.
+        // An invalid file must not replace a valid file.
         Config::parse(&text, path).map_err(|e| wrong(e.to_string()))?;
         atomic_file::replace(path, text.as_bytes()).map_err(|e| wrong(e.to_string()))
     }

@@ -86,7 +86,7 @@ pub struct Options {
 
 /// A tracking client, from CLIENT TRACKING ON to OFF.
 pub struct Tracker {
-    /// Unique number of the tracker. A client that restarts tracking gets a new tracker.
+    /// Unique identifier of the tracker. A client that restarts tracking gets a new tracker.
     number: u64,
     client: Arc<Client>,
     /// Options of the client.
@@ -119,7 +119,7 @@ pub struct Tracking {
 /// Unsent changes by one command or by one record of a master's log.
 #[derive(Default)]
 struct Changes {
-    /// Client that made the changes, and the number of its tracker.
+    /// Ids of the client that made the changes and of its tracker.
     client: Option<u64>,
     tracker: Option<u64>,
     taken: Vec<RemovedKey>,

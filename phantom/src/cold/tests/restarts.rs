@@ -119,8 +119,9 @@ impl Master {
 
 /// A restart merges a table before replay reaches the next table of the range. The new file then
 /// covers ids up to the upper range, and the process is killed. The next restart must not assign
-/// all ids of that file to the range. Otherwise an outlier among them would move into the table of
-/// that file. Lookups would miss the outlier once the log opens another table for its id.
+/// all ids of that file to the range. Otherwise an outlier (an id far above all tables) among them
+/// would move into the table of that file. Lookups would miss the outlier once replay of the log
+/// creates another table for its id.
 #[test]
 fn outlier_in_a_gap_survives_a_killed_start() {
     const FAR: u64 = 1 << 40;

@@ -11,7 +11,7 @@
 //! belong to one shard: several shards, each applying the limit, would set too many flags.
 //!
 //! A node that receives a part does not forward it ([`Session::is_coordinator`]). For ids of other
-//! shards it returns MOVED, and the coordinator retries once at the named node. A part also carries
+//! shards it returns MOVED, and the coordinator retries once on the named node. A part also carries
 //! a hash of the expected element layout ([`shape`]).
 
 use crate::commands::call::{check_packed, view};

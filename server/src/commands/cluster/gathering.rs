@@ -50,7 +50,7 @@ pub(super) struct Plan {
     /// Encoded errors of ids that no part contains.
     pub(super) refusals: Vec<Vec<u8>>,
     pub(super) is_binary: bool,
-    /// Layout hash to send to other nodes, if the command needs one.
+    /// Layout hash to send to other nodes, for commands that require the same layout on all nodes.
     pub(super) shape: Option<u64>,
 }
 

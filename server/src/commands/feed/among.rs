@@ -1,7 +1,7 @@
 //! Option AMONG of FEED.GET: how many of the given members have set a flag on each id, and the
 //! first of them.
 //!
-//! The worker asks the filters. If the result also needs the disk (a hit to verify in the ledger,
+//! The worker probes the filters. If the result also needs the disk (a hit to verify in the ledger,
 //! an id on disk, or the members of `OF`), or if there are many pairs, another thread completes it,
 //! and the request runs again with the result.
 //!
@@ -166,8 +166,8 @@ impl Question {
         })
     }
 
-    /// Answers the question. Blocks on disk reads. `sets` is the result for the filters in memory,
-    /// if they were asked.
+    /// Answers the question. Blocks on disk reads. `sets` is the result of the filters in memory,
+    /// if the worker has probed them.
     fn answer(&self, engines: &Engines, ids: &[u64], sets: Option<MemberSets>) -> SuspendResult {
         let listed;
         let members = match &self.source {
@@ -239,7 +239,7 @@ impl Question {
     }
 
     /// Appends the count as little-endian i64 (-1 below the horizon), then `top` members as
-    /// little-endian u64, of which the last ones may be 0.
+    /// little-endian u64, padded with zeros.
     fn pack<'m>(
         &self,
         count: Option<usize>,
@@ -289,7 +289,7 @@ fn viewer_of(call: &Call<'_>) -> Result<u64, Refusal> {
     Ok(viewer)
 }
 
-/// Returns the error for `OF` if the members of the viewer are on another shard than the ids.
+/// Returns the error for `OF` if the members of the viewer are on a different shard from the ids.
 pub(crate) fn other_shard() -> Refusal {
     refuse!(
         "CROSSSLOT AMONG ... OF needs the viewer and the ids on one shard: read the members with \

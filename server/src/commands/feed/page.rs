@@ -430,7 +430,7 @@ fn write_rows(call: &mut Call<'_>, view: &View, rows: usize, refused: &[(usize, 
     });
 }
 
-/// Adds the rows whose AMONG elements could not be read to the refused ones. Fails if the reply
+/// Adds the rows whose AMONG elements could not be read to the refused rows. Fails if the reply
 /// would exceed the output limit, or if the page is binary.
 #[cold]
 fn refuse_rows(

@@ -250,7 +250,7 @@ fn facts(space: &ExistenceSpace) -> [(&'static str, &'static str, i64); 5] {
         ("size", "Size", number(space.memory_bytes())),
         ("filters", "Number of filters", number(space.tables().len() as u64)),
         ("items", "Number of items inserted", number(space.pairs())),
-        // Each table is twice as large as the previous one, up to `pairs_per_table`.
+        // Each table is twice as large as the previous table, up to `pairs_per_table`.
         ("expansion", "Expansion rate", 2),
     ]
 }
@@ -301,7 +301,7 @@ pub(crate) fn load(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Returns whether an id has a member; a key outside all spaces has none.
+/// Returns whether an id has a member; a key outside all spaces has no members.
 pub(crate) fn contains(
     pairs: Option<(&ExistenceSpace, u64)>,
     member: &Member<'_>,

@@ -283,7 +283,7 @@ fn last_member_of_cursor(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
 }
 
 /// SSCAN. Returns COUNT members, plus any further members that have the same cursor as the last
-/// one.
+/// member.
 pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
     let found = ledger_key(call)?;
     let cursor = resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;

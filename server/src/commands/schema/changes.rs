@@ -1,4 +1,4 @@
-//! Changes of spaces, views and actions at run time.
+//! Changes to spaces, views and actions at run time.
 //!
 //! A change runs on another thread, because allocating memory for tables may take long. The reply
 //! waits until the change is durable in the log. Inside EXEC the change runs on the worker.

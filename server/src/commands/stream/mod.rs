@@ -144,7 +144,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Returns whether a position is within the written but not yet durable log.
+    /// Returns true if a position is in the part of the log that is written but not yet durable.
     fn is_written(&self, start: Start) -> bool {
         let (Start::After(id) | Start::At(id)) = start else { return true };
         let (written, _) = self.node.durability.positions();
@@ -173,7 +173,7 @@ impl<'a> Log<'a> {
         tally.map_err(|lost| refusal(&lost, "its start", None))
     }
 
-    /// Returns the number of entries that follow a start position, or `None` if the log no longer
+    /// Returns the number of entries that follow the given position, or `None` if the log no longer
     /// contains that position.
     fn lag(&self, scope: Scope, start: Start) -> Result<Option<u64>, Refusal> {
         let (engines, node) = (self.node.engines(), self.node);

@@ -74,10 +74,10 @@ fn no_space(key: &[u8]) -> Refusal {
 /// Position from which a stream is read.
 #[derive(Clone, Copy)]
 enum StartPosition {
-    /// The stream is read from its last entry (`+`). Becomes `Behind` when the id of that entry is
-    /// known.
+    /// The reader starts at the last entry of the stream (`+`). Becomes `Behind` when the id of
+    /// that entry is known.
     Last,
-    /// The stream is read from a start. The first read determines the position.
+    /// The reader starts at a given position. The first read resolves the position.
     Behind(Start, Option<ChangeCursor>),
     /// The entries that no consumer of the group has received yet.
     New,
@@ -174,7 +174,7 @@ fn xread(call: &mut Call<'_>) -> Outcome {
 }
 
 impl ReadRequest {
-    /// Reads the available entries; returns the streams that have any.
+    /// Reads the available entries; returns the streams that have entries.
     fn read(
         &mut self,
         log: Log<'_>,

@@ -54,7 +54,7 @@ fn offset_contains_every_kind_of_write() {
                 .collect();
             let is_change = said.last().is_some_and(|said| !said.starts_with('-'));
             let shown = number(&server, "master_repl_offset");
-            // A table that has just been opened is empty, so TM.ROLL does not close it.
+            // A table that has just been created is empty, so TM.ROLL does not close it.
             let is_empty = words[0].starts_with("TM.ROLL") && said == [":0"];
             if round < kinds.len() && !is_empty {
                 assert!(is_change, "{fsync:?} {words:?}: {said:?}");
