@@ -13,8 +13,9 @@
 //! overlay with the file.
 //!
 //! Invariants:
-//! - **D1** A row leaves a table only under its stripe, and only after the backend can return it. A
-//!   reader queries the backend only after a miss in the tables. Therefore no reader misses a row.
+//! - **D1** A thread removes a row from a table only while it holds the lock of the row's stripe,
+//!   and only after the backend can return the row. A reader queries the backend only after a miss
+//!   in the tables. Therefore no reader misses a row.
 //! - **D2** Deleting a row below `cold_end` first adds a *tombstone*, which hides the row in the
 //!   backend. The next spill of the range omits the row and removes the tombstone.
 //! - **D3** The barrier waits for all deletions that began before a spill's walk. Later deletions

@@ -58,8 +58,8 @@ pub struct Options {
     /// apart. A group of nearby outliers is moved into a table at a sixteenth of this number of
     /// rows or writes, or at 4,096 if that is less. 0 counts as 1. Default 65,536.
     pub max_outliers: usize,
-    /// Key of the table hashes, so that clients cannot choose colliding ids. Kept in memory only.
-    /// Default 0.
+    /// Secret key of the hash function of the tables. Clients that do not know it cannot choose ids
+    /// whose hashes collide. Never written to disk. Default 0.
     pub seed: u64,
 }
 

@@ -169,11 +169,11 @@ impl Space {
         Ok(created)
     }
 
-    /// Deletes a row. Returns whether it existed.
+    /// Deletes a row. Returns whether the row existed.
     ///
     /// # Errors
     ///
-    /// The row may be on a disk that cannot be read; nothing has changed.
+    /// Fails if the row is on disk and cannot be read. The space is then unchanged.
     pub fn delete(&self, id: u64) -> Result<bool, Unreadable> {
         self.delete_as(WriteOrigin::Client, id)
     }
@@ -722,7 +722,7 @@ impl Space {
         advanced
     }
 
-    /// Joins the least recently used range of ids with the range above it, which closes the open
+    /// Merges the least recently used range of ids into the range above it, which closes the open
     /// table of the lower range. Returns whether there was such a range. From then on, new ids in
     /// the closed range count as late.
     pub fn close_range(&self) -> bool {

@@ -11,9 +11,10 @@
 //!
 //! - **R1** A pair that the successor lacks at step 3 is unset. The list contains all pairs set
 //!   before step 2. Each later write also sets its pair in the successor ([`Table::pass_on`]),
-//!   under the pair's stripe. It does so even if the old filters report the pair as set: the report
-//!   may be a false positive, and the host may have already read the part of the list that contains
-//!   the pair. The ring replaces the table under the barrier that excludes writers.
+//!   while holding the lock of the pair's stripe. It does so even if the old filters report the
+//!   pair as set: the report may be a false positive, and the host may have already read the part
+//!   of the list that contains the pair. The ring replaces the table under the barrier that
+//!   excludes writers.
 //! - **R2** Both tables share one set of deleted pairs. If a pair is deleted before the host puts
 //!   it, it is deleted in both.
 //! - **R3** A cold table also stores a later write's pair in `late`, because the pair's page may

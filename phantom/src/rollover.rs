@@ -178,8 +178,8 @@ impl Space {
         let weight = |held: &OutlierPairs| held.read().len();
         let opened = self.outliers.advance(&self.frontier, weight, is_short, divide);
         if opened {
-            // When the range was created, another range may have been joined with the range above
-            // it.
+            // To make room for the new range, the frontier may have merged another range into the
+            // range above it.
             self.match_ranges();
             self.estimate();
         }

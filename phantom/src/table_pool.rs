@@ -48,7 +48,8 @@ impl TablePool {
         drop(other);
     }
 
-    /// Whether [`TablePool::step`] has work for a next table of this size. Returns `false` while
+    /// Whether a call of [`TablePool::step`] would have work to do. `size` is the filter size of
+    /// the next table, and `soon` is true if this table will be needed soon. Returns `false` while
     /// another thread runs a step.
     pub(crate) fn wants_step(&self, size: Size, soon: bool) -> bool {
         self.clearing.try_lock().is_some_and(|clearing| {

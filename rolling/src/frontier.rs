@@ -3,8 +3,8 @@
 //!
 //! Ids grow with time, so a new id is normally close to the highest id so far. But a broken client
 //! may send 2^64-1. If that became the highest id, the ring could never create another table above
-//! it. An id more than one *window* above the frontier is therefore an *outlier*, or *ahead* of the
-//! frontier: the engine stores it in the outlier map, and no table boundary moves.
+//! it. An id more than one *window* above the frontier is therefore an *outlier*
+//! ([`Admission::Ahead`]): the engine stores it in the outlier map, and no table boundary moves.
 //!
 //! Ids far ahead may also be legitimate. The service may have been idle for a month, or a second
 //! service may use larger ids. When enough such ids arrive, the frontier creates a new *range* for
@@ -33,11 +33,11 @@
 //!   of the next lower range, that range grows instead.
 //! - When memory for outliers is short: the same number as for the first range, at any distance.
 //!
-//! A range that receives no new id while other ranges receive [`IDLE_RANGE_IDS`] is joined with the
-//! range above it. Its later ids count as late traffic. There are at most [`MAX_RANGES`] ranges.
-//! When all of them are in use, other ids stay in the outlier map until the map has `max_outliers`
-//! entries or memory is short. Then the least recently used range is joined with the range above
-//! it.
+//! If a range receives no new id while other ranges receive [`IDLE_RANGE_IDS`], the frontier merges
+//! it into the range above it. Its later ids count as late traffic. There are at most
+//! [`MAX_RANGES`] ranges. When all of them are in use, other ids stay in the outlier map until the
+//! map has `max_outliers` entries or memory is short. Then the frontier merges the least recently
+//! used range into the range above it.
 //!
 //! The frontier moves by at most half of the remaining ids per step ([`Frontier::reach`]), because
 //! a ring at the end of the id space could never create another table. Legitimate ids do not jump
@@ -75,7 +75,7 @@ const MIN_WINDOW: u64 = 1024;
 const WINDOW_FACTOR: u64 = 16;
 /// Maximum number of ranges of a frontier. Each range has an open table.
 pub const MAX_RANGES: usize = 8;
-/// A range that receives no new id is joined with the range above it after the other ranges have
+/// A range that receives no new id is merged into the range above it after the other ranges have
 /// received this many new ids.
 const IDLE_RANGE_IDS: u64 = 1 << 16;
 
@@ -176,7 +176,7 @@ pub struct Frontier {
     advance_after: AtomicUsize,
     /// Ranges below the highest range, in ascending order.
     lower: ArcSwap<Vec<LowerRange>>,
-    /// All ranges, in ascending order. Locked while a range is moved, created or joined.
+    /// All ranges, in ascending order. Locked while a range is extended, created or merged.
     ranges: Mutex<Tracking>,
 }
 
@@ -202,14 +202,14 @@ impl Tracking {
         self.ranges.get(at + 1).map_or(u64::MAX, |next| next.range.start - 1)
     }
 
-    /// Joins the range at index `at`, which is not the highest, with the range above it.
+    /// Merges the range at index `at`, which is not the highest, into the range above it.
     fn join(&mut self, at: usize) {
         let Tracked { range, .. } = self.ranges.remove(at);
         self.ranges[at].range.start = range.start;
     }
 
-    /// Joins ranges that are idle or full, except the highest, with the ranges above them. Returns
-    /// whether any range was joined.
+    /// Merges each range that is idle or full, except the highest, into the range above it. Returns
+    /// whether any range was merged.
     fn join_idle(&mut self) -> bool {
         let before = self.ranges.len();
         let mut at = 0;
@@ -224,8 +224,8 @@ impl Tracking {
         self.ranges.len() < before
     }
 
-    /// Joins the least recently used range with the range above it. Never joins the highest range,
-    /// or the range at or below `id`. Returns whether a range was joined.
+    /// Merges the least recently used range into the range above it. Does not consider the highest
+    /// range, or the last range that starts at or below `id`. Returns whether a range was merged.
     fn join_oldest(&mut self, id: Option<u64>) -> bool {
         let kept = id.and_then(|id| self.below(id));
         let others = (0..self.ranges.len().saturating_sub(1)).filter(|&at| Some(at) != kept);
@@ -282,11 +282,12 @@ impl Frontier {
         self.publish(&tracking);
     }
 
-    /// Publishes the ranges to writers. The order of the stores makes every intermediate state
-    /// safe: an id that is inside before and after never appears ahead, and an id of a gap never
-    /// appears inside. When the highest range absorbs another range, its `start` is lowered before
-    /// the absorbed range leaves the list. When a new range becomes the highest, the former highest
-    /// range enters the list first.
+    /// Publishes the ranges to writers. Writers may see a state between two stores, so the order of
+    /// the stores matters. If an id is in a range both before and after the call, no writer may
+    /// find it outside all ranges. If an id is in a gap, no writer may find it in a range. If the
+    /// highest range was merged with a lower range, this function therefore lowers `start` before
+    /// it removes the lower range from the list. If a new highest range was created, this function
+    /// first adds the former highest range to the list.
     fn publish(&self, tracking: &Tracking) {
         let (top, lower) = match tracking.ranges.split_last() {
             Some((top, lower)) => (top.range, lower),
@@ -345,7 +346,8 @@ impl Frontier {
     }
 
     /// Sets the [`Frontier::ranges`] that the log's writer recorded, and follows the log from now
-    /// on. The frontier may fall if this node has admitted more ids than the log's writer.
+    /// on. The highest id of the frontier decreases if this node has admitted higher ids than the
+    /// node that wrote the log.
     pub fn tell(&self, ranges: &[Range]) {
         self.follow(true);
         self.set_ranges(ranges);
@@ -550,7 +552,7 @@ impl Frontier {
         self.change(Tracking::join_idle)
     }
 
-    /// Joins the least recently used range, other than the highest, with the range above it.
+    /// Merges the least recently used range, other than the highest, into the range above it.
     /// Returns whether there was such a range.
     pub fn join_oldest(&self) -> bool {
         self.change(|tracking| tracking.join_oldest(None))
@@ -788,7 +790,7 @@ mod tests {
     }
 
     /// Writes all ids and advances the frontier when [`Frontier::should_advance`] allows it.
-    /// Returns the ids that stay ahead.
+    /// Returns the ids that are still outliers.
     fn write(frontier: &Frontier, ids: impl Iterator<Item = u64>) -> Vec<u64> {
         let mut ahead: Vec<u64> = vec![];
         for id in ids {
@@ -837,7 +839,7 @@ mod tests {
         let last = (1 << 51) - 1;
         assert_eq!((frontier.boundary(last), frontier.is_open(last)), (Some(old.high + 1), true));
         assert_eq!((frontier.boundary(last - 1), frontier.is_open(last - 1)), (None, false));
-        // Ids of the gap are ahead. Ids of both ranges are inside and raise `high`.
+        // Ids in the gap are outliers. Ids in the window of either range raise its `high`.
         assert_eq!((frontier.admit(last), frontier.admit(1 << 51)), (Ahead, Inside));
         assert_eq!((frontier.admit(7), frontier.admit(old.high + 4096)), (Inside, Inside));
         assert_eq!((frontier.ranges()[0].high, frontier.ranges()[1]), (old.high + 4096, ranges[1]));
@@ -868,7 +870,7 @@ mod tests {
     }
 
     /// While [`MAX_RANGES`] ranges are in use, a new range is created only after an idle range has
-    /// been joined with another range.
+    /// been merged into another range.
     #[test]
     fn ranges_are_few() {
         let frontier = settled(1 << 30, 1, 1000);
@@ -935,8 +937,8 @@ mod tests {
         assert_eq!(ranges[1].high, (1 << 51) + ((few - 1) << 44));
     }
 
-    /// If all ranges are in use and memory is short, the least recently used range is joined with
-    /// the range above it. The range directly below the new range is never joined.
+    /// If all ranges are in use and memory is short, the least recently used range is merged into
+    /// the range above it. The range directly below the new range is never merged.
     #[test]
     fn the_range_that_is_used_least_makes_room() {
         let place = |n: u64, i: u64| (1 << (32 + n)) + i;
@@ -970,7 +972,7 @@ mod tests {
                 (0..8).map(|n| if n == 0 { 0 } else { place(n, 0) }).collect();
             expected.push(new);
             expected.sort_unstable();
-            // After the join, the range above the joined range has the start of the joined range.
+            // The range above the merged range now begins at the start of the merged range.
             expected.retain(|&start| start != place(joined + 1, 0));
             assert_eq!(starts, expected);
             assert!(frontier.contains(place(joined, 7)) && frontier.contains(place(joined + 1, 7)));
@@ -1160,8 +1162,8 @@ mod tests {
         assert_eq!(Frontier::new(None, MOST).boundary(u64::MAX), None);
     }
 
-    /// Writes to both ranges and to the gap while the upper range is created. Ids of the gap must
-    /// never be inside.
+    /// Writes to both ranges and to the gap while the upper range is created. Ids in the gap must
+    /// never count as part of a range.
     #[test]
     fn no_id_of_the_gap_is_inside_while_a_range_opens() {
         for round in 0..200 {

@@ -10,13 +10,14 @@
 //! - The moving thread holds the mutex. It stores the entry in the table, then deletes it from the
 //!   map. No other thread writes to the entry at that time.
 //! - A reader searches the map first, then the tables.
-//! - A writer of an id that may be in the map holds the mutex during its whole write. An "ahead"
-//!   writer publishes its id in the lower bound before it reads the frontier again; an "inside"
-//!   writer moves the frontier before it reads the lower bound. At least one of them sees the other
-//!   (Dekker's algorithm, hence `SeqCst`).
+//! - A writer of an id that may be in the map holds the mutex during its whole write. A writer that
+//!   found its id ahead of the frontier publishes the id in the lower bound before it reads the
+//!   frontier again. A writer that found its id inside a range moves the frontier before it reads
+//!   the lower bound. At least one of two such writers sees the other (Dekker's algorithm, hence
+//!   `SeqCst`).
 //!
-//! Lock order: the mutex of the map, then a stripe of a ring. A closure that runs under a stripe
-//! must not call the map.
+//! Lock order: the mutex of the map, then a stripe of a ring. A closure that runs while a stripe is
+//! locked must not call the map.
 
 use crate::frontier::{Admission, Frontier};
 use crate::persistent_trie::PersistentTrie;
@@ -204,8 +205,8 @@ impl<V> Outliers<V> {
         let mut entries = PersistentTrie::clone(&self.entries.load());
         allow(entries.last())?;
         self.lowest.fetch_min(id, SeqCst);
-        // Count this write as an entry, so that `may_hold` is true for later "inside" writers even
-        // if the map is empty.
+        // Count this write as an entry, so that `may_hold` is true for later writers of ids inside
+        // a range, even if the map is empty.
         self.len.fetch_add(1, SeqCst);
         let before = entries.get(id).cloned();
         let mut entry = before.clone();

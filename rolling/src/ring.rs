@@ -20,8 +20,8 @@
 //!
 //! **Rewriting** moves rows between tables concurrently with reads and writes. [`Ring::rewrite`]
 //! replaces one slot by several slots that cover the same range and *drain* the old slot. Each row
-//! moves under the stripe of its new slot: it is stored in the new table, then deleted from the old
-//! table. A reader must follow two rules:
+//! moves while the stripe of its new slot is locked: it is stored in the new table, then deleted
+//! from the old table. A reader must follow two rules:
 //! - In an [`Entry`] with [`Entry::drains`], search the old table first, then the new table.
 //! - After a miss in a slot [from which the id has moved](Slot::has_moved), take a new snapshot and
 //!   search again.
@@ -284,7 +284,7 @@ impl<T> Ring<T> {
         self.tables.load_full()
     }
 
-    /// Runs `f` on the entry that covers `id`, under the stripe `key_hash % STRIPES`. Returns
+    /// Runs `f` on the entry that covers `id`, with the stripe `key_hash % STRIPES` locked. Returns
     /// `None` without calling `f` if `id` is below the horizon.
     ///
     /// `f` must be short. It must not write to the same ring, which could deadlock.

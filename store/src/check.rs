@@ -1,7 +1,7 @@
 //! `tidemark check` and `tidemark dump`: read-only inspection of a data folder.
 //!
 //! Startup stops at the first damage. A check continues: it reads every byte of all files in the
-//! manifest, every batch of the log, and files that no manifest names. If the manifest or the log
+//! manifest, every batch of the log, and files that no manifest lists. If the manifest or the log
 //! is damaged, the check verifies each remaining file by its own header. In that case the check
 //! cannot detect missing files.
 

@@ -1,5 +1,5 @@
 //! Write-once files: snapshot files and cold files. A file has a temporary name and an empty head
-//! until it is complete. A manifest then names the file.
+//! until it is complete. A manifest then lists the file.
 //!
 //! These files are large and unlikely to be read soon, so they bypass the page cache
 //! (`Disk::create_uncached`). In the page cache these files would evict useful pages. The kernel's

@@ -29,8 +29,8 @@
 //! newline. The encoding of a manifest is canonical, so that any changed byte is detected.
 //!
 //! The store writes `tidemark.manifest.tmp`, syncs it, renames it, and syncs the folder. Files
-//! named by a manifest are durable before the manifest is written. Files named only by the previous
-//! manifest are removed afterwards.
+//! listed in a manifest are durable before the manifest is written. Files listed only in the
+//! previous manifest are removed afterwards.
 
 use crate::batch::Lineage;
 use crate::disk::{Disk, TEMPORARY, read_whole, replace};

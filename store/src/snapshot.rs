@@ -38,8 +38,8 @@
 //!
 //! The writer uses the name plus `.tmp` and writes the header last, because it contains the length
 //! of the body. The writer then syncs and renames the file and syncs the folder, before a manifest
-//! names the file. A published file never changes. A snapshot file is removed once no manifest
-//! names it.
+//! lists the file. A published file never changes. A snapshot file is removed once no manifest
+//! lists it.
 //!
 //! **Why a walk concurrent with writes gives a correct snapshot** (promise 2). The manifest
 //! contains a log position P, the durable end of the log at some time before the walk. If the walk

@@ -1,4 +1,4 @@
-//! A snapshot in progress: its files until a manifest names them.
+//! A snapshot in progress: its files until a manifest lists them.
 
 use crate::error::{Error, Result};
 use crate::log::Position;
@@ -111,7 +111,7 @@ impl<'a> SnapshotWriter<'a> {
         }
         self.store.check_replay(self.replay)?;
         let disk = self.store.disk();
-        // One sync of the folder makes all names durable before the manifest names them.
+        // One sync of the folder makes all names durable before the manifest lists them.
         disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;
         let mut files = std::mem::take(&mut self.fresh);
         files.append(&mut self.carried);

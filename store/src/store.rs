@@ -15,8 +15,8 @@
 //! | `tidemark.lock` | at the first startup; holds the flock | never |
 //! | `tidemark.manifest` | at the first startup; replaced by each snapshot | never |
 //! | `log-*.tlog` | by the log, in sequence | before the replay position, over `keep_log_bytes` |
-//! | `snap-*.tsnap` | by a snapshot | once a later manifest does not name it |
-//! | `cold-*.tcold` | by a spill or a merge | once no manifest names it and no reader uses it |
+//! | `snap-*.tsnap` | by a snapshot | once a later manifest does not list it |
+//! | `cold-*.tcold` | by a spill or a merge | once no manifest lists it and no reader uses it |
 //! | `*.tmp` | by any of them | by the rename, or at the next startup |
 
 use std::path::PathBuf;
@@ -502,7 +502,7 @@ impl Store {
         })
     }
 
-    /// Deletes files that the manifest no longer names, each file after its last reader has
+    /// Deletes files that the manifest no longer lists, each file after its last reader has
     /// finished. Pinned files remain until a later [`Store::trim`].
     pub fn retire<'f>(&self, files: impl IntoIterator<Item = &'f PageFile>) {
         let unpinned = files.into_iter().filter(|file| !self.is_pinned(&file.entry().name));

@@ -481,7 +481,7 @@ flag = "liked"
 counter = "post.like"
 "#;
 
-/// Writes the folder of version 4: a cold file, a snapshot of tables and heads, and a log with
+/// Writes a version 4 data folder: a cold file, a snapshot of tables and heads, and a log with
 /// records of every kind.
 fn write_v4(program: &Program) {
     let mut client = program.client();
@@ -515,7 +515,7 @@ fn write_v4(program: &Program) {
     done(&format!("PH.ADD liked 77 {}", FIRST + 5000 * 4096));
 }
 
-/// Returns commands, and the replies of a server on the folder of version 4.
+/// Returns commands, and the replies of a server that has opened the version 4 data folder.
 fn answers_of_v4() -> Vec<(String, Reply)> {
     let row = |i: u64| format!("HMGET post:{} like repost comment read", FIRST + i * 4096);
     let flags = |space: &str, member: &str, ids: &[u64]| {

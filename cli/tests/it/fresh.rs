@@ -83,8 +83,8 @@ impl Words {
     }
 }
 
-/// Sends the counters and likes of a block. The counters have tokens, which make repetitions
-/// harmless.
+/// Sends the counters and likes of a block. The counter command has a TOKEN, so the server applies
+/// it only once even if the block is sent again.
 fn push_block(client: &mut Client, block: u64) {
     let mut counters = Words::new(&["CNT.MINCRBY", "post"]);
     for post in posts(block) {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Each start begins a new log segment, and each snapshot deletes earlier segments. The nodes are
-/// not fenced, because no Sentinel names the master.
+/// not fenced, because there is no Sentinel to confirm the master.
 const CONFIG: &str = "[durability]\nkeep_log = 0\nsnapshot_every = 0\n\
                       [replication]\nfence = false\n[changes]\nmax_pending = 600\n";
 

@@ -392,8 +392,8 @@ fn full_space_takes_its_outliers_in() {
     assert!((0..1100).all(|i| space.exists(outlier(i)).unwrap()));
 }
 
-/// A space creates its first range for any `max_outliers` and any number of posts. Ids far from the
-/// posts do not make writes fail.
+/// A space creates its first range for every tested `max_outliers`, even if it has very few posts.
+/// Some ids far above all posts do not cause any write to fail.
 #[test]
 fn a_space_begins_however_few_rows_may_be_aside() {
     for max_outliers in [0, 1, 2, 10, 63, 64, 100, 5000] {

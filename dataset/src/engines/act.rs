@@ -1,10 +1,10 @@
 //! Executes actions: changes a flag and its counters atomically.
 //!
-//! An action changes one counter of the id, under the id's stripe. It may change further counters
-//! of the id and of the member. For example, *follow* changes the followers of the id and the
-//! followings of the member. Counters of the member are under another stripe. In this case the
-//! caller locks both stripes ([`Engines::exclusive`], with room reserved in the log), so that all
-//! marks are in one log batch.
+//! An action changes one counter of the id, while holding the lock of the id's stripe. It may
+//! change further counters of the id and of the member. For example, *follow* changes the followers
+//! of the id and the followings of the member. Counters of the member belong to another stripe. In
+//! this case the caller locks both stripes ([`Engines::exclusive`], with room reserved in the log),
+//! so that all marks are in one log batch.
 
 use crate::dirty_keys::Mark;
 use crate::engines::action::{Action, FurtherCounter};

@@ -9,8 +9,8 @@
 //! A batch lists pairs without locks, while likes continue. Most ids do not change meanwhile: if
 //! memory has no pair of the id and the version of the ledger is unchanged, the listed number of
 //! members is exact. Otherwise the members of the snapshot are counted. So each comparison is exact
-//! at one moment, and no disk is read under a stripe, except for a cold row that the cache evicts
-//! between two reads.
+//! at one moment, and no disk is read while a stripe is locked, except for a cold row that the
+//! cache evicts between two reads.
 //!
 //! The engines of a batch are those of its caller. A pass continues after a change of the catalogue
 //! as long as the action exists.
@@ -272,7 +272,7 @@ impl Engines {
         let (flags, counters) = self.spaces_of(action);
         let Some(ledger) = flags.ledger().map(|ledger| ledger.ledger()) else { return Ok(None) };
         let mut row = vec![0; counters.schema().width()];
-        // Cache a cold row, so that the read under the stripe needs no disk.
+        // Cache a cold row, so that the read with the stripe locked needs no disk.
         if counters.is_cold(id) {
             counters.get(id, &mut row)?;
         }

@@ -1,4 +1,5 @@
-//! Forgets an id: deletes its rows and unsets all its flags, under the id's stripe.
+//! Forgets an id: deletes its rows and unsets all its flags, while holding the lock of the id's
+//! stripe.
 //!
 //! The flags are unset first, so a reader that finds no row does not find a set flag.
 

@@ -155,9 +155,9 @@ impl Engines {
         view.columns.iter().any(|column| matches!(*column, Column::All(source) if is_it(source)))
     }
 
-    /// Reads a page for one viewer and many ids. Allocates only to grow the buffers of `page`. If
-    /// rows or pairs cannot be read, the error contains their ids, and the page contains 0 for
-    /// them.
+    /// Looks up the counters and flags of many ids for one viewer, and stores them in `page`.
+    /// Allocates only to grow the buffers of `page`. If rows or pairs cannot be read, the error
+    /// contains their ids, and the page contains 0 for them.
     pub fn feed_get(
         &self,
         view: &View,

@@ -474,7 +474,7 @@ impl MemoryBudget {
 /// Listener for changes, used by client tracking. The server calls the listener only while some
 /// client uses tracking.
 pub trait ChangeListener: Send + Sync {
-    /// Called after a change, under the id's stripe.
+    /// Called after a change, while the id's stripe is still locked.
     fn changed(&self, engines: &Engines, place: WatchedId);
     /// Called before the changes of a log record.
     fn begin(&self);

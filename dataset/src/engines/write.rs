@@ -350,7 +350,8 @@ impl Engines {
             }
         }
         let first = out.len();
-        // Both writes are under one stripe, so the row and the token are in one log batch.
+        // Both writes happen while one stripe is locked, so the row and the token are in one log
+        // batch.
         self.add(space, id, changes, bounds, out)?;
         self.tokens.put(used, &out[first..]);
         turn.mark_new(Mark::token(space.number, id, used.hash));

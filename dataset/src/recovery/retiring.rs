@@ -72,7 +72,7 @@ fn on_a_bad_disk<R>(disk: &SimDisk, does: impl FnOnce() -> store::Result<R>) -> 
     done
 }
 
-/// Runs one process on the disk until it ends or crashes.
+/// Simulates one process that uses the disk, from its start until it exits or crashes.
 fn live(disk: &SimDisk, truth: &mut Truth, random: &mut fastrand::Rng, sums: &mut Sums) {
     let (current, store, mut log, durability) = start(disk);
     truth.check(&current.load(), "after a start");

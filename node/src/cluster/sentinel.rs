@@ -1,4 +1,4 @@
-//! Topology from Redis Sentinel, which names the master of each shard.
+//! Obtains the topology from Redis Sentinel, which reports the master of each shard.
 //!
 //! Each failover has a higher configuration epoch, so a lower epoch marks a stale Sentinel. Within
 //! one epoch the majority decides. The topology's version is the sum of the epochs. The version

@@ -116,11 +116,12 @@ pub const TWO_KEYS: KeyArgs = KeyArgs::Keys(1, 2, 1);
 pub const SECOND_KEY: KeyArgs = KeyArgs::Keys(2, 2, 1);
 /// All arguments are keys.
 pub const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
-/// Position of the member before the ids.
+/// Index of the member argument in commands like `PH.ADD space member id ...`.
 pub const MEMBER: usize = 2;
 
 impl KeyArgs {
-    /// Returns the positions of ids that follow a name and a member.
+    /// Returns the key positions of a command whose ids follow the name of a space, view or action
+    /// and a member.
     pub const fn ids_of(of: IdTarget) -> KeyArgs {
         KeyArgs::Ids(of, MEMBER + 1, 1)
     }

@@ -2,7 +2,8 @@
 //!
 //! One thread runs one pass at a time, in batches. It holds the node only during a batch, so that a
 //! full sync can replace the data set, which ends the pass. A repair is a long change
-//! ([`Node::begin_long_change`]): it obeys the role, pauses and disk errors as a client's write.
+//! ([`Node::begin_long_change`]). Like a client's write, it waits while writes are paused, and
+//! fails on a replica or after a disk error.
 
 use crate::acl::{Request, User};
 use crate::command::spec::flag;

@@ -24,15 +24,16 @@
 //! ([`Fence::missed`]). Otherwise its replicas would consider their own history newer and refuse to
 //! follow. Sentinel may promote a deposed master again before the node has become a replica.
 //!
-//! Two Sentinels may name two masters in one epoch. A Sentinel that is still finishing a failover
-//! adopts a higher epoch from another Sentinel's hello, and keeps naming its own choice. Therefore
-//! a deposed node becomes the master again only in a later epoch. If this node's epoch rose without
-//! an explicit promotion, another master named in the same epoch deposes it.
+//! Two Sentinels may announce different masters in the same epoch. A Sentinel that is still
+//! finishing a failover adopts a higher epoch from another Sentinel's hello, but continues to
+//! announce its own choice. Therefore a deposed node becomes the master again only in a later
+//! epoch. If this node's epoch rose without an explicit promotion, the announcement of another
+//! master in the same epoch deposes it.
 //!
-//! An unknown address may be another name of this node, such as a host name or an address outside a
-//! container. Therefore a group can depose this node only after it has named the node by a known
-//! address. If all Sentinels are gone, an operator lifts the fence with REPLICAOF NO ONE, which
-//! discards all epochs.
+//! An unknown address may also belong to this node, such as a host name or an address outside a
+//! container. Therefore a group can depose this node only after it has announced the node under a
+//! known address. If all Sentinels are gone, an operator lifts the fence with REPLICAOF NO ONE,
+//! which discards all epochs.
 
 use crate::roles::role::Epoch;
 use parking_lot::Mutex;
@@ -50,7 +51,7 @@ pub(crate) enum Fenced {
     No,
     /// Neither a Sentinel nor a replica has confirmed this node as the master since it started.
     Unknown,
-    /// A Sentinel has named another master.
+    /// A Sentinel has announced another master.
     Deposed,
 }
 
@@ -60,14 +61,15 @@ struct Group {
     /// Highest configuration epoch received; `kept` is the highest epoch on disk.
     epoch: Option<u64>,
     kept: Option<u64>,
-    /// Whether the group has named this node by a known address since the last role change.
+    /// Whether the group has announced this node as the master, under a known address, since the
+    /// last role change.
     named: bool,
     /// Whether the epoch rose without an explicit promotion.
     is_doubtful: bool,
     /// Last epoch in which this node is known to have been the master.
     last_master_epoch: Option<u64>,
-    /// True if the Sentinel group names this node as master in an epoch that is still to be written
-    /// to disk. Writing the epoch to disk lifts the fence.
+    /// True if the Sentinel group has announced this node as the master in an epoch that is still
+    /// to be written to disk. Writing the epoch to disk lifts the fence.
     lifts: bool,
     deposes: bool,
 }
@@ -76,7 +78,7 @@ struct Group {
 struct HeardState {
     groups: Vec<Group>,
     is_raised: bool,
-    /// Number of topologies that this node has missed. Each missed topology may have named another
+    /// Number of topologies that this node has missed. Each missed topology may have had another
     /// master.
     skipped: u64,
 }
@@ -222,7 +224,7 @@ impl Fence {
         self.heard.lock().lets_replica_lift_fence()
     }
 
-    /// Handles a hello of a group. `is_ours` is true if the hello names this node as the master.
+    /// Handles a hello of a group. `is_ours` is true if the hello reports this node as the master.
     pub(crate) fn named(
         &self,
         name: &str,
@@ -311,7 +313,7 @@ mod tests {
 
     /// Regression test from the soak. One Sentinel promoted this node in epoch 6. Before that
     /// failover was complete, another Sentinel promoted a different node in epoch 7. The first
-    /// Sentinel adopted epoch 7 and named this node with it.
+    /// Sentinel adopted epoch 7 and announced this node in that epoch.
     #[test]
     fn the_ordered_master_wins_within_one_epoch() {
         let (old, new) = (Fence::default(), Fence::default());
@@ -395,7 +397,7 @@ mod tests {
         assert_eq!(named(&again, true, 4, true), None, "a Sentinel that was away");
         assert_eq!(again.now(), Fenced::Unknown);
         assert_eq!(named(&again, true, 5, true), Some(Fenced::No));
-        // Replicas also cannot lift the fence while a Sentinel group names another master.
+        // Replicas also cannot lift the fence while a Sentinel group reports another master.
         let late = Fence::default();
         late.raise();
         named(&late, false, 6, true);

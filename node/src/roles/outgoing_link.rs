@@ -22,8 +22,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// Maximum number of bytes per write. Copying this many bytes into the socket blocks the worker for
 /// about 20 microseconds.
 const WRITE_BYTES: usize = 64 << 10;
-/// Maximum log that is kept for a full sync in addition to `durability.keep_log`. A sync that needs
-/// more fetches a newer snapshot.
+/// Maximum number of bytes of log retained for a full sync, in addition to `durability.keep_log`. A
+/// sync that needs more fetches a newer snapshot.
 const SYNC_LOG_BYTES: u64 = 4 << 30;
 
 /// Slot of one replica, counted against `max_replicas`. Dropping the guard frees the slot.
@@ -242,8 +242,8 @@ mod tests {
     use crate::roles::node::Host;
     use store::{Check, frame_head};
 
-    /// A replica freezes in the middle of a message. Its socket accepts no bytes, and no packet
-    /// reports the loss.
+    /// A replica freezes in the middle of a message. The master can write no more bytes to the
+    /// socket, and no packet reports the failure.
     #[tokio::test]
     async fn a_replica_that_neither_reads_nor_speaks_is_given_up() {
         let folder = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@
 //! s without a message from the master, which may be dead or frozen. A frozen master finds the
 //! request in its socket when it resumes, and steps down.
 //!
-//! Under Sentinel the request is delayed, by up to 1.3 s, until a Sentinel names this node as the
+//! Under Sentinel the request is delayed, by up to 1.3 s, until a Sentinel reports this node as the
 //! master. Until that time clients only know the old master, which serves them.
 //!
 //! Long: this file is long because the steps of a link share the private `ReplicaContext`.
@@ -49,10 +49,10 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const SILENCE_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Timeout of the whole take-over, including disk writes.
 const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time to wait for a Sentinel to name this node. During a failover Sentinels poll the promoted
-/// node every second.
+/// Maximum wait for a Sentinel to report this node as the master. During a failover Sentinels poll
+/// the promoted node every second.
 const NAMING_TIMEOUT: Duration = Duration::from_millis(1300);
-/// Poll interval while waiting to be named.
+/// Poll interval while waiting for a Sentinel to report this node as the master.
 const NAMING_POLL_INTERVAL: Duration = Duration::from_millis(5);
 const TICK: Duration = Duration::from_millis(100);
 /// Delay between receiving log bytes and syncing them, unless `fsync` is `always`. With the timer's
@@ -709,8 +709,8 @@ pub(crate) fn forget_full_sync(node: &Node) {
     }
 }
 
-/// Waits until this node must take over, and then until a Sentinel has named it or a timeout has
-/// expired.
+/// Waits until this node must take over, and then until a Sentinel reports this node as the master
+/// or a timeout expires.
 async fn takes_over(node: &Node) {
     node.replication.takes_over().await;
     let began = now();

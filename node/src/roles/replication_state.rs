@@ -64,15 +64,15 @@ pub struct Handing {
     pub(crate) has_all: bool,
 }
 
-/// A hello of a Sentinel, which names the master.
+/// A hello of a Sentinel, which reports the address of the master.
 pub struct Hello<'a> {
     /// Name of the watched group.
     pub group: &'a str,
-    /// Whether the hello names this node as the master.
+    /// Whether the hello reports this node as the master.
     pub is_ours: bool,
     /// Configuration epoch of the group.
     pub epoch: u64,
-    /// Address of the named master.
+    /// Address of the reported master.
     pub address: String,
 }
 
@@ -373,8 +373,9 @@ impl Replication {
         let _ = self.subscribe().wait_for(|_| self.is_taking_over()).await;
     }
 
-    /// Records that the old master has stepped down. `is_ordered` is true if a Sentinel requested
-    /// the promotion. Such a promotion needs no announcement.
+    /// Records that the old master has stepped down. `is_ordered` is true if a Sentinel has already
+    /// announced this node as the new master. Otherwise this node will announce itself to the
+    /// Sentinels.
     pub(crate) fn took_over(&self, is_ordered: bool) {
         self.announces.store(!is_ordered, SeqCst);
     }

@@ -41,7 +41,7 @@ pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathB
     let manifest = node.store.manifest().clone();
     let (mut files, mut all) = (Vec::new(), segments);
     if oldest > from && !manifest.files.is_empty() {
-        // Replay begins in a segment that the manifest names, so copy all segments of the manifest.
+        // Replay begins in a segment that the manifest lists, so copy all segments of the manifest.
         files = manifest.files.iter().map(|f| f.name.clone()).collect();
         all = disk.list().map_err(io)?;
         all.retain(|name| matches!(parse_segment_name(name), SegmentName::Segment(_)));

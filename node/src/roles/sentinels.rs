@@ -10,8 +10,8 @@
 //! master publishes a second hello under another identity. The epoch is one more than the highest
 //! epoch of any Sentinel, including failovers in progress. A node that hands its role over also
 //! reserves that epoch, because it may become the master again before a Sentinel publishes the next
-//! hello. If a Sentinel still names the old master, the new master repeats the announcement with a
-//! later epoch.
+//! hello. If a Sentinel still reports the old master, the new master repeats the announcement with
+//! a later epoch.
 
 use crate::roles::Master;
 use crate::roles::fence::{MAX_GROUP_NAME_BYTES, MAX_GROUPS};
@@ -28,7 +28,7 @@ const SENTINEL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of Sentinels remembered per group.
 const MAX_SENTINELS: usize = 16;
 
-/// A hello of a Sentinel, without the master that it names.
+/// A hello of a Sentinel, without the reported master.
 pub struct Sentinel<'a> {
     /// Address and run id of the Sentinel, as published.
     pub identity: [&'a str; 3],
@@ -55,9 +55,10 @@ struct SentinelState {
     heard: Vec<HeardSentinel>,
     /// Highest epoch by group, including Sentinels that are gone.
     epochs: Vec<(String, u64)>,
-    /// Whether a Sentinel has named this node as the master since the last role change.
+    /// Whether a Sentinel has reported this node as the master since the last role change.
     has_named: bool,
-    /// Master that this node replaced. Set from the announcement until a Sentinel names this node.
+    /// Master that this node replaced. Set from the announcement until a Sentinel reports this node
+    /// as the master.
     replaced: Option<Master>,
 }
 
@@ -85,7 +86,7 @@ impl Sentinels {
         }
     }
 
-    /// Records that a Sentinel names this node as the master.
+    /// Records that a Sentinel reports this node as the master.
     pub(crate) fn name_as_master(&self) {
         let mut state = self.0.lock();
         (state.has_named, state.replaced) = (true, None);
@@ -101,8 +102,8 @@ impl Sentinels {
         }
     }
 
-    /// Whether `address` is the replaced master. A Sentinel that names this address has missed the
-    /// announcement.
+    /// Whether `address` is the replaced master. A Sentinel that still reports this address has
+    /// missed the announcement.
     pub(crate) fn is_replaced(&self, address: &str) -> bool {
         let state = self.0.lock();
         state.replaced.as_ref().is_some_and(|master| master.to_string() == address)

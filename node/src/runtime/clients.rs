@@ -226,8 +226,8 @@ impl Client {
         self.buffers.counted() + self.inbox.counted() + self.stored_share.counted()
     }
 
-    /// Sets the bytes of the client's subscriptions and watched keys. Only the client's own worker
-    /// calls this function.
+    /// Sets the number of bytes used by the client's subscriptions, watched keys and tracked
+    /// prefixes. Only the client's own worker calls this function.
     pub fn set_stored_bytes(&self, bytes: usize) {
         self.kept_bytes.store(bytes, Relaxed);
         self.stored_share.set(bytes);

@@ -69,9 +69,10 @@ impl Pause {
         widest
     }
 
-    /// Begins a pause until `end`. As in Redis, the later end and the wider extent of two pauses by
-    /// the same origin apply. An event-loop iteration that does not see the pause began before this
-    /// function returns. The caller can wait for such iterations.
+    /// Begins a pause until `end`. If a pause of the same origin is already active, the result has
+    /// the later end and the wider extent of the two, as in Redis. An event-loop iteration that
+    /// does not see the pause began before this function returns. The caller can wait for such
+    /// iterations.
     pub fn begin(&self, by: By, kind: Paused, end: Instant) {
         let _ = self.now();
         self.change(|pauses| {

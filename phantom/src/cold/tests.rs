@@ -297,8 +297,8 @@ fn a_check_reads_one_page_of_each_filter() {
         0,
         "replaying the log again"
     );
-    // More pairs than planned add filters to the chain. A lookup of a pair in the last filter reads
-    // a page of every filter.
+    // Put more pairs than the first filter has room for, so that the table appends filters to the
+    // chain. A lookup of a pair in the last filter reads one page of each filter.
     (0..2000).for_each(|n| space.put(&space.pair(102, &member(n)), true).unwrap());
     shelf.write(&space, 0, || ());
     let stored = shelf.tables.lock()[&0].clone();

@@ -95,8 +95,9 @@ fn outliers_are_in_no_new_filter() {
     assert!((100..200).all(|id| is_set(&space, (id, 1))));
 }
 
-/// R5: a rebuild must not begin during the move of an outlier. The successor might miss the moved
-/// pair, which would still count as an outlier when the listed pairs are added to the successor.
+/// R5: a rebuild must not begin while a thread moves an outlier into a table. That thread might set
+/// the pair only in the old table. `put_rebuilt` skips outliers, so it might skip this pair as
+/// well. The rebuilt table would then lack the pair.
 #[test]
 fn rebuild_begins_behind_moves_of_outliers() {
     const FAR: u64 = 1 << 40;

@@ -223,7 +223,7 @@ fn role(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Parses Sentinel's hello message, which names the master that Sentinel monitors:
+/// Parses a hello message of a Sentinel, which contains the address of the monitored master:
 /// `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. This node is that master if the
 /// address is its local or its announced address.
 ///

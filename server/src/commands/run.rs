@@ -47,7 +47,7 @@ pub(crate) fn run_turn(
     session.client.last_command.store(numbers, Relaxed);
     // MONITOR shows EXEC after its commands.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
-    // MONITOR and statistics count a suspended request once.
+    // A suspended request runs again later. MONITOR and the statistics count only its first run.
     let is_first = step.begins_request() && !session.suspension.is_second_run();
     if is_watched && spec.name != "exec" && is_first {
         show(part, session, node);

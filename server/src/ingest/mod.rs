@@ -10,9 +10,9 @@
 //! (`dataset/src/offsets.rs`). Readers send no acknowledgements to the broker. After a crash, a
 //! lost link or a failover, a new reader starts at that offset.
 //!
-//! The offset includes the hash of the last applied message. A new reader compares it with the
-//! broker's message. This detects a broker that has lost the end of its stream and assigned the
-//! same numbers to other messages.
+//! The stored offset also contains a hash of the last message that was applied. A new reader
+//! compares this hash with that of the broker's message at the same offset. This detects a broker
+//! that has lost the end of its stream and assigned the same numbers to other messages.
 
 mod dead;
 mod event;

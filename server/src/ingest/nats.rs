@@ -40,8 +40,8 @@ pub(super) struct Reader {
     consumer: Consumer<pull::Config>,
     /// Consumer sequence of the last delivered message.
     delivered: u64,
-    /// Stream sequence and hash of the last applied message, or `None` once the first message has
-    /// arrived.
+    /// Stream sequence and hash of the last applied message, to be compared with the first message
+    /// that arrives. `None` after this comparison.
     last: Option<(u64, u64)>,
     /// Whether the last message read was the last message of the stream.
     is_idle: bool,

@@ -7,8 +7,8 @@
 //! - `scrub.rs` reads a whole page file and verifies all checksums.
 //!
 //! A writer creates the file under its name plus `.tmp` and writes the header last. Then the writer
-//! syncs the file, renames it and syncs the folder. Finally a manifest names the file. A published
-//! file never changes. Once no manifest names the file, its last reader removes the file:
+//! syncs the file, renames it and syncs the folder. Finally a manifest lists the file. A published
+//! file never changes. Once no manifest lists the file, its last reader removes the file:
 //! [`PageFile::retire`].
 
 pub mod bits;

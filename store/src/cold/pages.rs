@@ -403,7 +403,7 @@ impl PageFile {
         Err(self.corrupt(number, "checksum mismatch of the page"))
     }
 
-    /// Marks a file that no manifest names, so that its last reader removes it.
+    /// Marks a file that no manifest lists, so that its last reader removes it.
     pub fn retire(&self, disk: Arc<dyn Disk>) {
         let _ = self.retired.set(disk);
     }

@@ -9,9 +9,9 @@ const SECTOR: usize = 512;
 /// Fault rates of the operations, in units of 1/1024.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// A write accepts only a part of the bytes.
+    /// A write stores only the first part of its bytes and returns their number.
     pub short_write: u32,
-    /// A write is interrupted and accepts no bytes.
+    /// A write fails with EINTR before it stores any bytes.
     pub interrupted: u32,
     /// A write fails with EIO. Some of its bytes may have reached the disk.
     pub write_error: u32,

@@ -16,7 +16,7 @@ use crate::basics::{open, options};
 
 mod together;
 
-/// Engine of the tests: atomic counters, as in the real engines.
+/// Minimal engine for the tests. Like the real engines, it stores counters in atomic integers.
 pub(crate) struct Engine {
     pub(crate) counters: Vec<AtomicI64>,
 }

@@ -170,7 +170,8 @@ fn start(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<TestServer>> {
 }
 
 fn requests(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<u8>> {
-    // Cold posts, if any, are the first half.
+    // In the runs "cold" and "cached", the older half of the posts is on disk. Pages alternate
+    // between the two halves.
     let page = |rng: &mut fastrand::Rng| -> Vec<String> {
         if matches!(what, "cold" | "cached") {
             return (0..20).map(|at| post(rng.u64(..POSTS / 2) + at % 2 * (POSTS / 2))).collect();

@@ -115,7 +115,8 @@ fn commands_are_described_as_redis_describes_them() {
         ["object|encoding", "memory|usage", "client|list", "config|set"].map(str::to_owned),
     );
     // Shard channels count as keys only for cluster clients. SHUTDOWN, DEBUG and INFO accept
-    // different arguments from those in Redis. Tidemark refuses SINTERCARD for any keys.
+    // different arguments from those in Redis. Tidemark cannot intersect sets, so SINTERCARD fails
+    // if any of its keys exists.
     let others = [
         "ssubscribe",
         "sunsubscribe",
@@ -642,8 +643,8 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
     }
 }
 
-/// Compares the key rights that each shared command requires, with a read-only and a write-only
-/// pattern.
+/// Compares the key permissions that Tidemark and Redis require for each command that both support.
+/// The test user may read keys `r*` and write keys `w*`.
 #[test]
 fn rights_to_keys_are_those_of_redis() {
     let redis = redis();

@@ -113,8 +113,9 @@ fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
     assert_eq!(yes, vec![1; strays.len()]);
 }
 
-/// Two services start among outliers in a nearly full space. After a restart, rows of tables are
-/// still in tables and take no more memory, although the batches of the log are sorted by id.
+/// Two services begin to write while the space is nearly full and contains many outliers. Rows that
+/// are in tables before a restart are still in tables after it and use no more memory, although
+/// each batch of the log is sorted by id.
 #[test]
 fn restart_restores_ranges_opened_under_memory_pressure() {
     const ROWS: u64 = 10_000;

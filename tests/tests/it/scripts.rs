@@ -257,7 +257,7 @@ fn test_script_counts_without_nextest_too() {
     assert_eq!((last(&out), code), ("9 passed, 1 failed, 0 skipped", 1), "{out}");
 }
 
-/// A check that cannot run here is named and does not fail.
+/// If a check cannot run on this machine, the script reports it as skipped, not as failed.
 #[test]
 fn an_oldest_rust_that_cannot_be_installed_is_named() {
     let (out, code) = TestRun { arguments: &["--all"], rustup: 1, ..QUICK }.run();

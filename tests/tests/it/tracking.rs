@@ -774,7 +774,7 @@ fn broadcasts_need_the_right_to_read_all_that_they_tell() {
     assert_eq!(keys(&mut raw)[0], "post:1");
     admin.request(&["ACL", "SETUSER", "feed", "resetkeys", "~user:*"]).expect("+OK\r\n");
     assert_eq!(raw.rest(), "", "the client received more data");
-    // Clients within their rights stay connected.
+    // A client that may still read the keys of its prefixes stays connected.
     let mut raw = modern(&server);
     raw.request(&["AUTH", "feed", "x"]).expect("+OK\r\n");
     track(&mut raw, &["BCAST", "PREFIX", "user:"]);

@@ -15,8 +15,8 @@ use std::collections::{HashMap, HashSet};
 pub(super) struct DividedRows {
     /// Ids by space.
     ids: HashMap<String, HashSet<u64>>,
-    /// Whether every row must be treated as divided. True if an earlier attempt of the import read
-    /// rows, because the state file does not record which rows are divided.
+    /// Whether every row must be treated as divided. True if this import resumes an earlier attempt
+    /// that has already read rows. The state file does not record which of those rows are divided.
     may_be_any: bool,
 }
 

@@ -68,8 +68,8 @@ fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
 }
 
 /// Writes the lists that differ from `now`. `written` contains the lists with the text of the file,
-/// and `read` contains the same lists with normalized values. A missing list has the default
-/// entries. Preserves the text and comments of remaining entries.
+/// and `read` contains the same lists with normalized values. If the file does not contain a list,
+/// `defaults` contains its entries. Preserves the text and comments of remaining entries.
 pub(crate) fn write(
     file: &mut DocumentMut,
     written: &Table,

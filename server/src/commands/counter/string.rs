@@ -199,7 +199,8 @@ fn get_all(call: &mut Call<'_>, keys: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Writes the cells and rows collected in the scratch buffers, and clears these.
+/// Reads the counters whose ids and fields are in the scratch buffers, appends their values to the
+/// reply, and clears both buffers.
 fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut UnreadableRows) {
     let most = call.session.max_out_bytes;
     let tallies = &call.node.tallies[call.session.worker];

@@ -179,7 +179,7 @@ fn a_role_is_taken_over_from_the_own_master_only() {
         assert!(answer.starts_with("-NOFAILOVER this replica has a different history"), "{answer}");
     }
     let role = || info(&mut replica.connection(), "role");
-    // The request of the old master is read after REPLICAOF has named another master.
+    // The replica reads the old master's request after REPLICAOF has given it another master.
     redis::cmd("REPLICAOF")
         .arg("127.0.0.1")
         .arg("1")

@@ -41,7 +41,8 @@ fn master_takes_writes_while_sentinels_name_it() {
             .unwrap();
     }
     refused("fenced until its role is known");
-    // One Sentinel names another master; a second Sentinel was offline during that election.
+    // One Sentinel announces another node as the master. A second Sentinel was offline during that
+    // election and still announces this node, in an older epoch.
     hello(&master, other, 6);
     hello(&master, own, 5);
     refused("fenced until its role is known");
