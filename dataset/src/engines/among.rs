@@ -12,6 +12,13 @@ use phantom::{BATCH, Member};
 use rolling::{Unreadable, UnreadableIds, ones};
 use std::iter::successors;
 
+/// Number of hits that a worker verifies.
+const MAX_HITS_IN_MEMORY: usize = 1024;
+/// Hits of an id from which on its pairs are listed instead of looked up one by one.
+const LISTED_HITS: usize = 16;
+/// A lookup of a pair takes as long as the listing of this many pairs.
+const LISTED_PAIRS_PER_HIT: usize = 64;
+
 /// For each id of a list, the members that have set the flag.
 #[derive(Default)]
 pub struct MemberSets {
@@ -76,8 +83,13 @@ impl ExistenceSpace {
         }
         sets.is_probed = true;
         let Some(ledger) = self.ledger() else { return (sets, true) };
+        let mut verified = 0;
         for (index, &id) in ids.iter().enumerate() {
             let hits: Vec<usize> = sets.members(index).collect();
+            verified += hits.len();
+            if verified > MAX_HITS_IN_MEMORY {
+                return (sets, false);
+            }
             for at in hits {
                 match ledger.contains_in_memory(id, &members[at]) {
                     Some(set) => sets.put(index, at, set),
@@ -151,10 +163,22 @@ impl ExistenceSpace {
         order.sort_unstable_by_key(|&at| in_ledger(members[at]));
         let mut buffer = BlockBuffer::default();
         for (index, &id) in ids.iter().enumerate() {
-            for &at in &order {
-                if !sets.has(index, at) {
-                    continue;
+            let hits: Vec<usize> =
+                order.iter().copied().filter(|&at| sets.has(index, at)).collect();
+            let most = hits.len() * LISTED_PAIRS_PER_HIT;
+            if hits.len() >= LISTED_HITS
+                && let Ok(pairs) = ledger.ledger().list((id, id), None, most)
+                && pairs.len() < most
+            {
+                let mut listed = pairs.iter().map(|pair| pair.member).peekable();
+                for at in hits {
+                    let member = in_ledger(members[at]);
+                    while listed.next_if(|listed| *listed < member).is_some() {}
+                    sets.put(index, at, listed.peek() == Some(&member));
                 }
+                continue;
+            }
+            for at in hits {
                 match ledger.contains_buffered(id, &members[at], &mut buffer) {
                     Ok(set) => sets.put(index, at, set),
                     Err(error) => {

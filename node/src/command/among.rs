@@ -23,7 +23,14 @@ pub fn position(args: Args<'_>) -> Option<usize> {
 pub fn is_among(args: Args<'_>, at: usize) -> bool {
     args.at(at).eq_ignore_ascii_case(b"AMONG")
         && args.at(0).eq_ignore_ascii_case(b"FEED.GET")
-        && !args.at(at - 1).eq_ignore_ascii_case(b"MARK")
+        && !names_action(args, at)
+}
+
+/// Whether the argument at this position of FEED.GET is the action after MARK. The action itself
+/// may be called `mark`, and so may the viewer.
+pub fn names_action(args: Args<'_>, at: usize) -> bool {
+    let is_mark = |at: usize| at >= FIRST_ID && args.at(at).eq_ignore_ascii_case(b"MARK");
+    is_mark(at - 1) && !is_mark(at - 2)
 }
 
 /// Returns the arguments before AMONG: the ids and the other options.

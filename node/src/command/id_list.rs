@@ -4,7 +4,7 @@
 //! Every other argument is an option. PH.UNSEEN takes its options before the ids, because some of
 //! them have numeric values.
 
-use crate::command::among::{self, is_among};
+use crate::command::among::{self, is_among, names_action};
 use crate::command::spec::{MEMBER, Spec, flag};
 use crate::command::unseen_options::Options;
 use resp::{Args, natural};
@@ -77,7 +77,7 @@ pub fn packed(spec: &Spec, args: Args<'_>) -> Option<usize> {
 /// ids`, that word is the name of an action.
 #[inline]
 fn announces_packed(spec: &Spec, args: Args<'_>, at: usize) -> bool {
-    let is_action = || spec.name == "feed.get" && args.at(at - 1).eq_ignore_ascii_case(b"MARK");
+    let is_action = || spec.name == "feed.get" && names_action(args, at);
     is_ids(args.at(at)) && spec.has(flag::PACKED) && !is_action()
 }
 

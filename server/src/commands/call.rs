@@ -389,3 +389,8 @@ pub(crate) fn disk(error: store::Error) -> Refusal {
 pub(crate) fn set_option_once<T>(option: &mut Option<T>, value: T) -> Outcome {
     option.replace(value).map_or(Ok(()), |_| Err(Refusal::SYNTAX))
 }
+
+/// Returns the error for a page above the output limit.
+pub(crate) fn too_long(most: usize) -> Refusal {
+    refuse!("ERR the page exceeds {most} bytes (max_output_buffer)")
+}

@@ -17,7 +17,7 @@
 use crate::commands::call::{check_packed, view};
 use crate::commands::cluster::gathering::{At, Columns, IdGroup, IdOwner, Page, Plan, element_of};
 use crate::commands::cluster::{route, shape};
-use crate::commands::feed::among::{check_binary, other_shard, top};
+use crate::commands::feed::among::{check_binary, check_ids, other_shard, top};
 use crate::commands::flags::unseen;
 use crate::commands::run::run;
 use crate::session::unseen::UnseenOptions;
@@ -233,10 +233,11 @@ pub(crate) fn answer(
     if plan.is_binary {
         shape::check_layout(plan.shape, spec, args, node)?;
     }
-    if let Some(at) = among::position(args)
-        && Parts::new(args, at).space.is_some()
-    {
-        return Err(other_shard());
+    if let Some(at) = among::position(args) {
+        check_ids(plan.ids.len())?;
+        if Parts::new(args, at).space.is_some() {
+            return Err(other_shard());
+        }
     }
     if let Some(part) = plan.parts.iter().position(|part| part.at == At::Here) {
         let own = own_part(number, spec, args, told, &plan, part, session, node, scratch);

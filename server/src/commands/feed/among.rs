@@ -8,7 +8,7 @@
 //! The result is encoded in the form of the reply: for each id the elements that extend its row, or
 //! an error. See [`Rows`].
 
-use crate::commands::call::{Call, disk};
+use crate::commands::call::{Call, disk, too_long};
 use crate::commands::flags::members::write_member;
 use crate::commands::flags::phantom::{no_ledger, space_named};
 use crate::session::suspend::SuspendResult;
@@ -28,22 +28,27 @@ const MAX_MEMBERS: usize = 2_000;
 const MAX_IDS: usize = 1_024;
 /// Maximum number of pairs that a request may ask for: about 20 ms of work for one thread.
 const MAX_PAIRS: usize = MAX_IDS * MAX_MEMBERS;
-/// Number of pairs that a worker looks up itself: about 0.3 ms of work.
-const PAIRS_ON_WORKER: usize = 1 << 14;
+/// Number of pairs that a worker looks up itself: about 0.2 ms of work.
+const PAIRS_ON_WORKER: usize = 1 << 13;
 /// Number of members returned per id without TOP.
 const DEFAULT_TOP: usize = 3;
+
+/// Bit of a row's length that marks an error.
+const IS_ERROR: u32 = 1 << 31;
 
 /// The elements that extend each row, in order. Each begins with its length (u32).
 pub(crate) struct Rows(Vec<u8>);
 
 impl Rows {
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+    /// Iterates over the elements of each row, or the error text of a row that cannot be read.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Result<&[u8], &[u8]>> {
         let mut rest = &self.0[..];
         std::iter::from_fn(move || {
-            let (length, after) = rest.split_first_chunk()?;
-            let (row, after) = after.split_at(u32::from_le_bytes(*length) as usize);
+            let (head, after) = rest.split_first_chunk()?;
+            let head = u32::from_le_bytes(*head);
+            let (row, after) = after.split_at((head & !IS_ERROR) as usize);
             rest = after;
-            Some(row)
+            Some(if head & IS_ERROR == 0 { Ok(row) } else { Err(row) })
         })
     }
 
@@ -65,6 +70,10 @@ struct Question {
     is_packed: bool,
     is_binary: bool,
     protocol: Protocol,
+    /// Maximum number of pairs.
+    max_pairs: usize,
+    /// Maximum size of the reply in bytes.
+    max_bytes: usize,
 }
 
 /// Answers the option at argument `at` for the ids of the request. Returns `None` if the request
@@ -75,11 +84,9 @@ pub(crate) fn find(call: &mut Call<'_>, at: usize) -> Result<Option<Rows>, Refus
         call.session.records_missing_rows = false;
         return Ok(Some(Rows(done?)));
     }
-    let question = Question::read(call, at)?;
+    let mut question = Question::read(call, at)?;
     let ids = &call.scratch.ids;
-    if ids.len() > MAX_IDS {
-        return Err(refuse!("ERR too many ids: at most {MAX_IDS} with AMONG"));
-    }
+    check_ids(ids.len())?;
     let space = space_named(call.node.engines(), &question.flag)?;
     let is_long = ids.len() * question.members.len() > PAIRS_ON_WORKER;
     let found = if question.source.is_some() || is_long {
@@ -89,10 +96,14 @@ pub(crate) fn find(call: &mut Call<'_>, at: usize) -> Result<Option<Rows>, Refus
         Some(space.members_in_memory(ids, &members))
     };
     if let Some((sets, true)) = &found {
-        return Ok(Some(Rows(question.encode(sets, &question.members, ids, &[]))));
+        return Ok(Some(Rows(question.encode(sets, &question.members, ids, &[])?)));
     }
     let (ids, sets) = (ids.clone(), found.map(|(sets, _)| sets));
-    if call.session.in_exec && !call.session.may_suspend {
+    // A transaction that holds locks must not wait. A client with tracking must not receive a
+    // result that is older than an invalidation of its ids.
+    let is_locked = call.session.in_exec && !call.session.may_suspend;
+    if is_locked || call.session.tracking.is_some() {
+        question.max_pairs = PAIRS_ON_WORKER;
         return Ok(Some(Rows(question.answer(call.node.engines(), &ids, sets)?)));
     }
     let done = call.suspension(move |node| question.answer(node.engines(), &ids, sets));
@@ -163,6 +174,8 @@ impl Question {
             is_packed: parts.packed.is_some(),
             is_binary,
             protocol: call.reply.protocol(),
+            max_pairs: MAX_PAIRS,
+            max_bytes: call.session.max_out_bytes,
         })
     }
 
@@ -172,8 +185,15 @@ impl Question {
         let listed;
         let members = match &self.source {
             Some((name, id)) => {
-                listed = list(engines, name, *id, MAX_PAIRS / ids.len().max(1))?;
+                listed = list(engines, name, *id, self.max_pairs / ids.len().max(1))?;
                 &listed
+            }
+            None if ids.len() * self.members.len() > self.max_pairs => {
+                return Err(refuse!(
+                    "ERR too many pairs of ids and members: at most {} in a transaction or with \
+                     CLIENT TRACKING",
+                    self.max_pairs
+                ));
             }
             None => &self.members,
         };
@@ -186,7 +206,7 @@ impl Question {
                 unreadable.all().iter().map(|one| (one.id, one.clone().into())).collect()
             }
         };
-        Ok(self.encode(&sets, members, ids, &failed))
+        self.encode(&sets, members, ids, &failed)
     }
 
     /// Encodes the elements that extend each row.
@@ -196,24 +216,29 @@ impl Question {
         members: &[OwnedMember],
         ids: &[u64],
         failed: &[(u64, Refusal)],
-    ) -> Vec<u8> {
+    ) -> SuspendResult {
         let mut out = Vec::with_capacity(ids.len() * 32);
         for (index, id) in ids.iter().enumerate() {
+            if out.len() > self.max_bytes {
+                return Err(too_long(self.max_bytes));
+            }
             let start = out.len() + 4;
+            let mut head = 0;
             out.extend_from_slice(&[0; 4]);
             let count = sets.count(index);
             let first = sets.members(index).take(self.top).map(|at| &members[at]);
             if let Some((_, refusal)) = failed.iter().find(|(failed, _)| failed == id) {
-                Reply::new(&mut out, self.protocol).error(refusal.text());
+                out.extend_from_slice(refusal.text());
+                head = IS_ERROR;
             } else if self.is_binary {
                 self.pack(count, first, &mut out);
             } else {
                 self.write(count, first, &mut Reply::new(&mut out, self.protocol));
             }
-            let length = (out.len() - start) as u32;
-            out[start - 4..start].copy_from_slice(&length.to_le_bytes());
+            head |= (out.len() - start) as u32;
+            out[start - 4..start].copy_from_slice(&head.to_le_bytes());
         }
-        out
+        Ok(out)
     }
 
     fn write<'m>(
@@ -231,7 +256,7 @@ impl Question {
             match member {
                 OwnedMember::Number(number) if self.is_packed => match i64::try_from(*number) {
                     Ok(number) => reply.int(number),
-                    Err(_) => reply.text(&number.to_string()),
+                    Err(_) => reply.bulk(number.to_string().as_bytes()),
                 },
                 member => write_member(reply, member.as_member()),
             }
@@ -278,6 +303,11 @@ fn owned(member: &[u8]) -> Result<OwnedMember, Refusal> {
     }
 }
 
+/// Returns the id whose members a request with `OF` reads.
+pub(crate) fn source_id(args: Args<'_>, at: usize) -> Option<u64> {
+    Parts::new(args, at).space.and_then(|_| resp::natural(args.at(MEMBER)))
+}
+
 /// Returns the viewer of a request with `OF`: the id whose members are read.
 fn viewer_of(call: &Call<'_>) -> Result<u64, Refusal> {
     let viewer = resp::natural(call.args.at(MEMBER))
@@ -287,6 +317,14 @@ fn viewer_of(call: &Call<'_>) -> Result<u64, Refusal> {
         return Err(other_shard());
     }
     Ok(viewer)
+}
+
+/// Checks the number of ids of a request with AMONG.
+pub(crate) fn check_ids(ids: usize) -> Result<(), Refusal> {
+    if ids > MAX_IDS {
+        return Err(refuse!("ERR too many ids: at most {MAX_IDS} with AMONG"));
+    }
+    Ok(())
 }
 
 /// Returns the error for `OF` if the members of the viewer are on a different shard from the ids.

@@ -1,6 +1,6 @@
 //! FEED.GET and FEED.ACT: pages of counters and flags, and actions that change both.
 
-use crate::commands::call::{Call, action, id, view};
+use crate::commands::call::{Call, action, id, too_long, view};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
 use crate::commands::feed::among;
 use crate::commands::flags::phantom::write_change;
@@ -183,6 +183,10 @@ fn write_page(
             None => write_rows(call, view, items.len() + beyond, &refused),
         }
     }
+    if let Some(Some(viewer)) = asked.among.map(|at| among::source_id(call.args, at)) {
+        // The reply also depends on the viewer's members; see `visibility.rs`.
+        call.scratch.ids.push(viewer);
+    }
     if view.is_joined() && is_whole {
         // The reply also depends on the ids of joined views; see `visibility.rs`.
         let Scratch { ids, further, .. } = &mut *call.scratch;
@@ -335,11 +339,6 @@ fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
     Ok(())
 }
 
-/// Returns the error for a page above the output limit.
-pub(crate) fn too_long(most: usize) -> Refusal {
-    refuse!("ERR the page exceeds {most} bytes (max_output_buffer)")
-}
-
 /// Returns the rows of which some part could not be read, and their errors.
 #[cold]
 fn unreadable_rows(
@@ -442,9 +441,7 @@ fn refuse_rows(
         return Err(too_long(call.session.max_out_bytes));
     }
     for (at, row) in friends.iter().enumerate() {
-        let Some(text) = row.strip_prefix(b"-").and_then(|text| text.strip_suffix(b"\r\n")) else {
-            continue;
-        };
+        let Err(text) = row else { continue };
         let refusal = Refusal::new(text.to_vec());
         if call.scratch.asked.binary {
             return Err(refusal);
@@ -482,7 +479,7 @@ fn write_extended(
                 }
             }
         }
-        reply.bytes().extend_from_slice(elements);
+        reply.bytes().extend_from_slice(elements.unwrap_or_default());
     }
     refused.for_each(|(_, refusal)| reply.error(refusal.text()));
 }
@@ -494,7 +491,7 @@ fn extend_packed(packed: &mut Vec<u8>, friends: &among::Rows) {
     let mut extended = Vec::with_capacity(packed.len() + friends.bytes());
     for (row, elements) in packed.chunks(width.max(1)).zip(friends.iter()) {
         extended.extend_from_slice(row);
-        extended.extend_from_slice(elements);
+        extended.extend_from_slice(elements.unwrap_or_default());
     }
     *packed = extended;
 }
