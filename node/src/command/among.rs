@@ -75,3 +75,9 @@ impl Parts {
         Parts { flag, top, packed: pair(b"MEMBERS"), space: pair(b"OF"), first }
     }
 }
+
+/// Returns the number of bytes that the option adds to a binary row: the number of members as i64,
+/// and `top` of them as u64.
+pub fn binary_bytes(top: usize) -> usize {
+    (1 + top) * 8
+}

@@ -502,7 +502,6 @@ section! {
         /// Timeout for rows from another shard, 1ms to 60s. After it, their ids return errors.
         /// Lower it if a late page is worse than a partial page.
         #[live = true]
-        #[group = 3]
         #[key = "peer_timeout"]
         #[with = "dataset::options::units::millis"]
         peer_timeout_ms: u64 = 500,

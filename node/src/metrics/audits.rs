@@ -3,7 +3,7 @@
 use super::encode::write_all;
 use super::metric::Metric;
 use super::metric::MetricKind::Gauge;
-use crate::roles::audit::AuditReport;
+use crate::roles::audit_state::AuditReport;
 use crate::roles::node::Node;
 use prometheus_client::encoding::DescriptorEncoder;
 

@@ -12,6 +12,7 @@
 //! progress; `link_status.rs` describes the link to the master.
 
 pub mod audit;
+pub mod audit_state;
 pub mod background;
 pub mod backup;
 pub mod backup_state;

@@ -10,7 +10,7 @@ use crate::cluster::Cluster;
 use crate::command::error::Refusal;
 use crate::config::Config;
 use crate::roles::Replication;
-use crate::roles::audit::Audits;
+use crate::roles::audit_state::Audits;
 use crate::roles::backup_state::Backups;
 use crate::runtime::clients::Clients;
 use crate::runtime::command_stats::AllCalls;

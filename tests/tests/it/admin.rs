@@ -91,6 +91,13 @@ pub(crate) fn some_traffic(server: &TestServer) {
         let info: String = cmd("INFO").arg("persistence").query(&mut c).unwrap();
         info.contains("rdb_bgsave_in_progress:0")
     });
+    for action in ["like", "repost"] {
+        cmd("TM.AUDIT").arg(action).exec(&mut c).unwrap();
+        eventually("the audit is complete", || {
+            let info: String = cmd("INFO").arg("everything").query(&mut c).unwrap();
+            info.contains(&format!("audit_{action}:"))
+        });
+    }
 }
 
 /// INFO fields that change without activity.
@@ -164,6 +171,7 @@ fn info_values(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
         () if metric.name.starts_with("tidemark_existence_") => "existence_",
         () if metric.name.starts_with("tidemark_ledger_") => "ledger_",
         () if metric.name.starts_with("tidemark_ingest_") => "ingest_",
+        () if metric.name.starts_with("tidemark_audit_") => "audit_",
         () => "",
     };
     if prefix.is_empty() {
@@ -179,7 +187,11 @@ fn info_values(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
         .filter_map(|(space, pairs)| {
             let mut pairs = pairs.split(',').filter_map(|pair| pair.split_once('='));
             let value = pairs.find(|(field, _)| *field == metric.field)?.1;
-            let label = if prefix == "ingest_" { "source" } else { "space" };
+            let label = match prefix {
+                "ingest_" => "source",
+                "audit_" => "action",
+                _ => "space",
+            };
             Some((format!("{}{{{label}=\"{space}\"}}", metric.name), number(value)))
         })
         .collect();

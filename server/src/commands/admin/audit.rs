@@ -6,7 +6,7 @@ use crate::commands::flags::phantom::no_ledger;
 use dataset::engines::audit::{self, RangeDigest};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::{ALWAYS, NO_KEYS, Outcome, flag};
-use node::roles::audit::{AuditReport, AuditRequest, AuditState, DEFAULT_RATE};
+use node::roles::audit_state::{AuditReport, AuditRequest, AuditState, DEFAULT_RATE};
 use resp::Reply;
 
 const AUDIT: Group = Group::new("schema", "0.2.0", NO_KEYS);

@@ -2,9 +2,9 @@
 //! sent, and how the replies are merged ([`gather`](super::gather)).
 
 use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, PeerLink};
-use crate::commands::feed::among::binary_bytes;
 use crate::session::unseen::{Unseen, UnseenOptions};
 use node::cluster::Topology;
+use node::command::among::binary_bytes;
 use node::command::spec::Spec;
 use node::config::ReadFrom;
 use node::roles::node::{Now, Process};

@@ -15,9 +15,9 @@ use crate::session::suspend::SuspendResult;
 use dataset::engines::{Engines, MemberSets};
 use ledger::{MAX_MEMBER_BYTES, OwnedMember};
 use node::cluster::slot::of_id;
-use node::command::among::Parts;
+use node::command::among::{Parts, binary_bytes};
 use node::command::error::{Refusal, refuse};
-use node::command::id_list::{ID_BYTES, unpack};
+use node::command::id_list::unpack;
 use node::command::spec::MEMBER;
 use phantom::Member;
 use resp::{Args, Protocol, Reply};
@@ -279,11 +279,6 @@ impl Question {
         }
         out.resize(end, 0);
     }
-}
-
-/// Returns the number of bytes that AMONG adds to a binary row.
-pub(crate) fn binary_bytes(top: usize) -> usize {
-    size_of::<i64>() + top * ID_BYTES
 }
 
 fn check_count(members: usize) -> Result<(), Refusal> {
