@@ -205,8 +205,9 @@ fn digests_equal_those_of_postgres(client: &mut Client, posts: u64) {
     let (query, _) = query.split_once("```").unwrap();
     let last = FIRST + posts - 1;
     let query = query
-        .replace("1 + (post_id - 1)", &format!("{FIRST} + (post_id - {FIRST})"))
-        .replace("BETWEEN 1 AND 1000000", &format!("BETWEEN {FIRST} AND {last}"));
+        .replace("1001 + (post_id - 1001)", &format!("{FIRST} + (post_id - {FIRST})"))
+        .replace("/ 100 * 100", "/ 1000 * 1000")
+        .replace("BETWEEN 1001 AND 2000", &format!("BETWEEN {FIRST} AND {last}"));
     let Reply::Array(ranges) =
         call(client, &format!("TM.AUDIT DIGEST like FROM {FIRST} TO {last} STEP 1000"))
     else {
