@@ -91,6 +91,11 @@ pub(crate) fn some_traffic(server: &TestServer) {
         let info: String = cmd("INFO").arg("persistence").query(&mut c).unwrap();
         info.contains("rdb_bgsave_in_progress:0")
     });
+}
+
+/// Audits two actions, whose metrics then exist.
+fn audit(server: &TestServer) {
+    let mut c = server.connection();
     for action in ["like", "repost"] {
         cmd("TM.AUDIT").arg(action).exec(&mut c).unwrap();
         eventually("the audit is complete", || {
@@ -121,6 +126,7 @@ const MOVING: [&str; 11] = [
 fn info_and_metrics_agree() {
     let (server, address) = with_admin(of_each_kind);
     some_traffic(&server);
+    audit(&server);
     let mut c = server.connection();
     let started = Instant::now();
     // The rate and the buffer memory take some time to become constant.
@@ -203,6 +209,7 @@ fn info_values(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
 fn metrics_use_the_accepted_format_and_cover_each_family() {
     let (server, address) = with_admin(of_each_kind);
     some_traffic(&server);
+    audit(&server);
     let plain = get(address, "/metrics", &[]);
     assert!(plain.head.contains("content-type: text/plain; version=0.0.4"), "{}", plain.head);
     let accept =
