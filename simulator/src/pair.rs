@@ -2,7 +2,6 @@
 
 use crate::cable::{Cable, LinkDirection};
 use crate::process::{Dial, Process};
-
 use crate::workload::Command;
 use crate::world::{AUDIT_BATCH_COMMANDS, CALM_STEPS, CLIENTS, World};
 use client::{Reply, Socket};
